@@ -1,0 +1,1 @@
+"""Turn a checkpoint into one verified, self-describing, single-step ONNX file."""

@@ -1,0 +1,1 @@
+"""Train Ocean Transformers with gradients through time."""

@@ -1,0 +1,227 @@
+"""The Ocean Transformer: a Transformer whose only memory is one dense vector.
+
+Attention at step t looks at two things: the current token, and the *ocean state*, which is the final
+hidden state of step t - 1. There is no KV cache, no position, no causal mask and no added parameter:
+the ocean's keys and values come from the token's own LayerNorm and matrices.
+
+    x⁰ₜ = embed(inputₜ)
+    for each layer:
+        n, m = LN1(x), LN1(oₜ₋₁)                       the same LN1
+        q, k, v = n Wq, n Wk, n Wv                     kᵒ, vᵒ = m Wk, m Wv       the same weights
+        a = softmax([q·kᵒ, q·k] / √K)₀ = σ(q·(kᵒ − k) / √K)    per head: how much the token reads the ocean
+        y = a vᵒ + (1 − a) v
+        x ← x + y Wo
+        x ← x + W2 gelu(W1 LN2(x) + b1) + b2
+    oₜ = x after the last layer, raw                   outputsₜ = head(LNf(oₜ)),  o₀ = 0
+
+Axes, in every shape comment: B batch (independent streams), T steps, D width, L layers, H heads,
+K = D/H head width, V vocabulary, F feed-forward width (4D), M observation features.
+
+`OceanTransformer.step` is the definition. `forward` embeds all T inputs, relays the ocean from step to
+step, and reads all oceans out; `relay` below is that loop written plainly, and every faster way to
+compute it (ocean_train.regimes) has the same signature and is tested against it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+LAYER_NORM_EPS = 1e-5
+KINDS = ("tokens", "features")
+HEADS = ("tokens", "regression", "classes")
+
+
+@dataclass(frozen=True)
+class OceanConfig:
+    """Sizes of an Ocean Transformer.
+
+    Raises ValueError where a size is not a positive integer, or sizes do not fit together.
+    """
+
+    inputs: int
+    """Vocabulary size V where kind is `tokens`; number of observation features M where it is `features`."""
+    outputs: int
+    """Number of logits (heads `tokens`, `classes`) or of estimated quantities (head `regression`)."""
+    width: int = 64
+    """D, the width of the residual stream and of the ocean state."""
+    layers: int = 2
+    """L."""
+    heads: int = 4
+    """H; must divide the width."""
+    kind: Literal["tokens", "features"] = "tokens"
+    """What one input is: a token id, or a vector of M numbers."""
+    head: Literal["tokens", "regression", "classes"] = "tokens"
+    """What one output is: next-token logits, real quantities, or class logits."""
+
+    def __post_init__(self) -> None:
+        for name in ("inputs", "outputs", "width", "layers", "heads"):
+            size = getattr(self, name)
+            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+                raise ValueError(f"{name} must be a positive integer, not {size!r}")
+        if self.width % self.heads:
+            raise ValueError(
+                f"{self.heads} heads do not divide the width {self.width}; choose a number of heads that does"
+            )
+        if self.kind not in KINDS:
+            raise ValueError(f"unknown kind {self.kind!r}; choose {' or '.join(KINDS)}")
+        if self.head not in HEADS:
+            raise ValueError(f"unknown head {self.head!r}; choose {', '.join(HEADS[:-1])} or {HEADS[-1]}")
+        if self.head == "tokens" and (self.kind != "tokens" or self.inputs != self.outputs):
+            raise ValueError("head tokens predicts the next input, so kind must be tokens and outputs = inputs")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The configuration as JSON values; `OceanConfig(**d)` reads it back."""
+        return asdict(self)
+
+
+class Block(nn.Module):
+    """One layer: attention over {ocean, token}, then the feed-forward network, each with its residual.
+
+    Works on any leading axes: (B, D) in the plain loop, (B, T, D) where all T oceans are known.
+    """
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1 = nn.LayerNorm(width, eps=LAYER_NORM_EPS)
+        self.wq = nn.Linear(width, width, bias=False)
+        self.wk = nn.Linear(width, width, bias=False)
+        self.wv = nn.Linear(width, width, bias=False)
+        self.wo = nn.Linear(width, width, bias=False)
+        self.norm2 = nn.LayerNorm(width, eps=LAYER_NORM_EPS)
+        self.w1 = nn.Linear(width, 4 * width)
+        self.w2 = nn.Linear(4 * width, width)
+
+    def read_weight(self, x: Tensor, ocean: Tensor) -> Tensor:
+        """How much the token reads the ocean, per head: (..., D), (..., D) -> a of shape (..., H, 1)."""
+        n, m = self.norm1(x), self.norm1(ocean)
+        return self._read_weight(self._split(self.wq(n)), self._split(self.wk(n)), self._split(self.wk(m)))
+
+    def forward(self, x: Tensor, ocean: Tensor) -> Tensor:
+        """(..., D), (..., D) -> (..., D)."""
+        n, m = self.norm1(x), self.norm1(ocean)
+        q, k, v = self._split(self.wq(n)), self._split(self.wk(n)), self._split(self.wv(n))  # (..., H, K)
+        k_ocean, v_ocean = self._split(self.wk(m)), self._split(self.wv(m))
+        a = self._read_weight(q, k, k_ocean)
+        y = a * v_ocean + (1 - a) * v
+        x = x + self.wo(y.flatten(-2))
+        return x + self.w2(F.gelu(self.w1(self.norm2(x))))
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.heads, -1))  # (..., D) -> (..., H, K)
+
+    @staticmethod
+    def _read_weight(q: Tensor, k: Tensor, k_ocean: Tensor) -> Tensor:
+        return torch.sigmoid((q * (k_ocean - k)).sum(-1, keepdim=True) / math.sqrt(q.shape[-1]))
+
+
+class OceanTransformer(nn.Module):
+    """The model: an input map, L blocks, and a head. See the module's docstring for the equations."""
+
+    def __init__(self, config: OceanConfig, seed: int = 0) -> None:
+        super().__init__()
+        self.config = config
+        D = config.width
+        # The linear map of features has a bias: without one, LN1 would erase an observation's magnitude.
+        self.embed: nn.Module = (
+            nn.Embedding(config.inputs, D) if config.kind == "tokens" else nn.Linear(config.inputs, D)
+        )
+        self.blocks = nn.ModuleList(Block(D, config.heads) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(D, eps=LAYER_NORM_EPS)
+        self.head = nn.Linear(D, config.outputs, bias=False)
+        initialise(self, seed)
+
+    def initial_ocean(self, batch: int) -> Tensor:
+        """o₀ = 0, (B, D), on the weights' device and in their dtype."""
+        return self.head.weight.new_zeros(batch, self.config.width)
+
+    def advance(self, x: Tensor, ocean: Tensor) -> Tensor:
+        """The embedded input and the previous ocean through all blocks: (..., D), (..., D) -> oₜ."""
+        for block in self.blocks:
+            x = block(x, ocean)
+        return x
+
+    def readout(self, ocean: Tensor) -> Tensor:
+        """head(LNf(oₜ)): (..., D) -> (..., outputs)."""
+        out: Tensor = self.head(self.norm(ocean))
+        return out
+
+    def step(self, inputs: Tensor, ocean: Tensor) -> tuple[Tensor, Tensor]:
+        """One step, the definition: inputs (B,) int64 or (B, M), ocean (B, D) -> outputs, next ocean."""
+        ocean = self.advance(self.embed(inputs), ocean)
+        return self.readout(ocean), ocean
+
+    def forward(
+        self,
+        inputs: Tensor,
+        ocean: Tensor | None = None,
+        *,
+        reset: Tensor | None = None,
+        valid: Tensor | None = None,
+        relay: Relay | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """T steps from `ocean` (zeros where None): inputs (B, T) or (B, T, M) -> outputs (B, T, ...), oT (B, D).
+
+        `reset` (B, T) bool: before step t, row b's ocean becomes the initial one (a new episode begins).
+        `valid` (B, T) bool: where it is False the input is padding and the ocean stays as it was; outputs
+        there mean nothing. `relay` chooses how the oceans are computed (see ocean_train.regimes).
+        """
+        x = self.embed(inputs)  # (B, T, D)
+        if ocean is None:
+            ocean = self.initial_ocean(x.shape[0])
+        oceans = (relay or plain_relay)(self, x, ocean, reset, valid)
+        return self.readout(oceans), oceans[:, -1]
+
+
+Relay = Callable[[OceanTransformer, Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
+"""(model, x⁰ (B, T, D), o₀ (B, D), reset (B, T) or None, valid (B, T) or None) -> all oceans (B, T, D)."""
+
+
+def plain_relay(
+    model: OceanTransformer, x: Tensor, ocean: Tensor, reset: Tensor | None, valid: Tensor | None
+) -> Tensor:
+    """The loop over steps, written plainly: the definition that every faster relay is tested against."""
+    oceans = []
+    for t in range(x.shape[1]):
+        if reset is not None:
+            ocean = torch.where(reset[:, t, None], torch.zeros_like(ocean), ocean)
+        after = model.advance(x[:, t], ocean)
+        ocean = after if valid is None else torch.where(valid[:, t, None], after, ocean)
+        oceans.append(ocean)
+    return torch.stack(oceans, dim=1)
+
+
+def initialise(model: OceanTransformer, seed: int) -> None:
+    """Draw all weights from `seed`: matrices N(0, 1/fan_in), embeddings N(0, 1), biases 0, LayerNorm 1 and 0.
+
+    Small weights (0.02) leave every key near zero, so that a stays at ½ and the read path never wakes up;
+    docs/log.md has the comparison.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.Linear):
+                module.weight.copy_(
+                    torch.randn(module.weight.shape, generator=generator) / math.sqrt(module.in_features)
+                )
+                if module.bias is not None:
+                    module.bias.zero_()
+            elif isinstance(module, nn.Embedding):
+                module.weight.copy_(torch.randn(module.weight.shape, generator=generator))
+
+
+def position_loss(config: OceanConfig, outputs: Tensor, targets: Tensor) -> Tensor:
+    """The loss at each step, (B, T): cross-entropy in nats, or the mean squared error over the targets.
+
+    outputs (B, T, outputs); targets (B, T) int64 for logits, (B, T, outputs) for head `regression`.
+    """
+    if config.head == "regression":
+        return (outputs - targets).square().mean(-1)
+    return F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
