@@ -57,7 +57,9 @@ class Tokenizer:
         The most frequent pieces are kept, and ordered by code point. `size` None keeps them all.
         """
         if size is not None and size < 2:
-            raise ValueError(f"a vocabulary holds the unknown token and at least one more; got a size of {size}")
+            raise ValueError(
+                f"a vocabulary holds the unknown token and at least one more; got a size of {size}"
+            )
         counts = Counter(_split(kind, text))
         del counts[REPLACEMENT]
         frequent = sorted(counts, key=lambda piece: (-counts[piece], piece))

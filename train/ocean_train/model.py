@@ -74,7 +74,9 @@ class OceanConfig:
         if self.head not in HEADS:
             raise ValueError(f"unknown head {self.head!r}; choose {', '.join(HEADS[:-1])} or {HEADS[-1]}")
         if self.head == "tokens" and (self.kind != "tokens" or self.inputs != self.outputs):
-            raise ValueError("head tokens predicts the next input, so kind must be tokens and outputs = inputs")
+            raise ValueError(
+                "head tokens predicts the next input, so kind must be tokens and outputs = inputs"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """The configuration as JSON values; `OceanConfig(**d)` reads it back."""
@@ -102,23 +104,24 @@ class Block(nn.Module):
     def read_weight(self, x: Tensor, ocean: Tensor) -> Tensor:
         """How much the token reads the ocean, per head: (..., D), (..., D) -> a of shape (..., H, 1)."""
         n, m = self.norm1(x), self.norm1(ocean)
-        return self._read_weight(self._split(self.wq(n)), self._split(self.wk(n)), self._split(self.wk(m)))
+        return self._attend(self._split(self.wq(n)), self._split(self.wk(n)), self._split(self.wk(m)))
 
     def forward(self, x: Tensor, ocean: Tensor) -> Tensor:
         """(..., D), (..., D) -> (..., D)."""
         n, m = self.norm1(x), self.norm1(ocean)
         q, k, v = self._split(self.wq(n)), self._split(self.wk(n)), self._split(self.wv(n))  # (..., H, K)
         k_ocean, v_ocean = self._split(self.wk(m)), self._split(self.wv(m))
-        a = self._read_weight(q, k, k_ocean)
+        a = self._attend(q, k, k_ocean)
         y = a * v_ocean + (1 - a) * v
         x = x + self.wo(y.flatten(-2))
-        return x + self.w2(F.gelu(self.w1(self.norm2(x))))
+        out: Tensor = x + self.w2(F.gelu(self.w1(self.norm2(x))))
+        return out
 
     def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.heads, -1))  # (..., D) -> (..., H, K)
+        return x.view(*x.shape[:-1], self.heads, -1)  # (..., D) -> (..., H, K)
 
     @staticmethod
-    def _read_weight(q: Tensor, k: Tensor, k_ocean: Tensor) -> Tensor:
+    def _attend(q: Tensor, k: Tensor, k_ocean: Tensor) -> Tensor:
         return torch.sigmoid((q * (k_ocean - k)).sum(-1, keepdim=True) / math.sqrt(q.shape[-1]))
 
 
@@ -167,7 +170,7 @@ class OceanTransformer(nn.Module):
         valid: Tensor | None = None,
         relay: Relay | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """T steps from `ocean` (zeros where None): inputs (B, T) or (B, T, M) -> outputs (B, T, ...), oT (B, D).
+        """T steps from `ocean` (zeros where None): inputs (B, T) or (B, T, M) -> outputs (B, T, ·), oT.
 
         `reset` (B, T) bool: before step t, row b's ocean becomes the initial one (a new episode begins).
         `valid` (B, T) bool: where it is False the input is padding and the ocean stays as it was; outputs

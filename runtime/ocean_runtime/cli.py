@@ -1,0 +1,178 @@
+"""ocean-run: run an exported model on text, from a file or a pipe, with a state that survives."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType, TracebackType
+
+from ocean_runtime import __version__
+from ocean_runtime.describe import describe
+from ocean_runtime.errors import OceanError
+from ocean_runtime.model import OceanModel
+from ocean_runtime.stream import OceanStream
+from ocean_runtime.text import generate, read_text, tokenizer_of
+
+CHUNK_BYTES = 4096
+"""Read at once from the input; what was read is always stepped, also when a signal asks to stop."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command. Returns the exit status: 0, or 1 with one sentence on standard error."""
+    args = _parser().parse_args(argv)
+    try:
+        model = OceanModel.load(args.model)
+        if args.info:
+            print(describe(model.contract))
+            return 0
+        return _run(model, args)
+    except OceanError as error:
+        print(f"ocean-run: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # whoever read our output has gone, e.g. `| head`
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="ocean-run",
+        description="Read text step by step with an exported model, or let it write; its state survives.",
+    )
+    parser.add_argument("model", help="the .onnx file that ocean-export made")
+    parser.add_argument(
+        "text", nargs="?", default="-", help="a UTF-8 file, or - for standard input (the default)"
+    )
+    parser.add_argument(
+        "--generate", metavar="N", type=_at_least(int, 0), help="after the text, write N tokens"
+    )
+    parser.add_argument(
+        "--temperature",
+        type=_at_least(float, 0.0),
+        default=1.0,
+        help="0 for the most likely token (default 1)",
+    )
+    parser.add_argument(
+        "--top-k", metavar="K", type=_at_least(int, 1), help="draw among the K most likely tokens"
+    )
+    parser.add_argument("--seed", type=_at_least(int, 0), default=0, help="of what is drawn (default 0)")
+    parser.add_argument(
+        "--state",
+        metavar="FILE",
+        type=Path,
+        help="go on from this snapshot where it exists; save there at the end",
+    )
+    parser.add_argument("--info", action="store_true", help="say what the model is, and stop")
+    parser.add_argument("--version", action="version", version=f"oceanstate {__version__}")
+    return parser
+
+
+def _at_least(kind: type[int] | type[float], least: float) -> Callable[[str], float]:
+    def convert(text: str) -> float:
+        value = kind(text)
+        if not least <= value < float("inf"):
+            raise argparse.ArgumentTypeError(f"must be {least} or more, not {text}")
+        return value
+
+    convert.__name__ = kind.__name__  # argparse names it when `kind` itself refuses the text
+    return convert
+
+
+def _run(model: OceanModel, args: argparse.Namespace) -> int:
+    stream = model.stream()
+    tokenizer_of(stream)
+    if args.state is not None and args.state.exists():
+        stream.restore(args.state)
+        print(f"ocean-run: going on from step {stream.steps:,} in {args.state}", file=sys.stderr)
+    with _Stop() as stop:
+        try:
+            _read(stream, args, stop)
+            _write(stream, args, stop)
+        finally:
+            if args.state is not None:
+                stream.save(args.state)
+                print(f"ocean-run: saved step {stream.steps:,} to {args.state}", file=sys.stderr)
+    return 0
+
+
+def _read(stream: OceanStream, args: argparse.Namespace, stop: _Stop) -> None:
+    generating = args.generate is not None
+    if generating and args.text == "-" and sys.stdin.isatty():
+        return
+    total, count = 0.0, 0
+    for step in read_text(stream, _chunks(args.text, stop)):
+        if step.loss is not None:
+            total, count = total + step.loss, count + 1
+        if generating:
+            continue
+        if stream.steps == 1 or count == 1:
+            print("step\ttoken\tnats\tmean")
+        loss = "" if step.loss is None else f"{step.loss:.4f}\t{total / count:.4f}"
+        print(f"{stream.steps}\t{step.text!r}\t{loss}", flush=True)
+    if count:
+        print(f"ocean-run: read {count:,} predicted tokens at {total / count:.4f} nats each", file=sys.stderr)
+
+
+def _write(stream: OceanStream, args: argparse.Namespace, stop: _Stop) -> None:
+    pieces = generate(
+        stream, args.generate or 0, temperature=args.temperature, top_k=args.top_k, seed=args.seed
+    )
+    for piece in pieces if not stop.asked else ():
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+        if stop.asked:
+            return
+    if args.generate and sys.stdout.isatty():
+        print()
+
+
+def _chunks(name: str, stop: _Stop) -> Iterator[bytes]:
+    """Bytes as they arrive, until the end or until a signal asks to stop."""
+    try:
+        with open(0 if name == "-" else name, "rb", buffering=0, closefd=name != "-") as file:
+            while True:
+                ready, _, _ = select.select([file.fileno(), stop.pipe], [], [])
+                if stop.asked:
+                    return
+                if file.fileno() in ready:
+                    chunk = file.read(CHUNK_BYTES)
+                    if not chunk:
+                        return
+                    yield chunk
+    except OSError as error:
+        raise OceanError(f"{name} can't be read: {error.strerror}") from None
+
+
+class _Stop:
+    """SIGTERM and SIGINT ask to stop, between steps: the state is then saved, as at the end of the text."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.pipe, self._write_end = os.pipe()
+
+    def __enter__(self) -> _Stop:
+        self._before = {s: signal.signal(s, self._handle) for s in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        os.close(self.pipe)
+        os.close(self._write_end)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+        os.write(self._write_end, b".")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

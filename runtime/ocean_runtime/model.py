@@ -1,0 +1,187 @@
+"""An exported model, loaded once and shared: one onnxruntime session and the contract it must keep."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ocean_runtime.contract import BATCH, DTYPES, METADATA_KEY, Contract, show_shape
+from ocean_runtime.errors import ContractError
+
+if TYPE_CHECKING:
+    from ocean_runtime.stream import OceanStream
+
+MAX_FILE_BYTES = (1 << 31) - 1
+"""protobuf's own limit, and so the largest possible ONNX file without external data."""
+
+_ONNX_DTYPES = {
+    "tensor(float)": "float32",
+    "tensor(float16)": "float16",
+    "tensor(double)": "float64",
+    "tensor(int64)": "int64",
+    "tensor(int32)": "int32",
+    "tensor(uint8)": "uint8",
+    "tensor(bool)": "bool",
+}
+
+
+class OceanModel:
+    """One exported model: read-only, so it may serve many streams and many threads.
+
+    `OceanModel.load(path)` reads a file; `stream()` starts a continuous state of its own.
+    """
+
+    def __init__(self, session: Any, contract: Contract, path: Path) -> None:
+        self.contract = contract
+        self.path = path
+        self._session = session
+        self._check_graph()
+        self._outputs = [t.name for t in contract.outputs] + [s.output for s in contract.states]
+        self._warm_up()
+
+    @classmethod
+    def load(
+        cls, path: str | Path, *, threads: int = 1, providers: Sequence[str] | None = None
+    ) -> OceanModel:
+        """Load a model file and run one step that nobody sees, so that the first real step is not slow.
+
+        threads: onnxruntime's threads within a step; one is fastest for the sizes of a robot's memory.
+        providers: onnxruntime execution providers, the CPU where None.
+        Raises ContractError where the file is missing, is no model, or does not keep its contract.
+        """
+        path = Path(path)
+        data = _read_file(path)
+        ort = _import_onnxruntime()
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+        options.log_severity_level = 4
+        try:
+            # From bytes, not from the path: so no file can refer to external data beside it.
+            session = ort.InferenceSession(
+                data, options, providers=list(providers or ["CPUExecutionProvider"])
+            )
+        except Exception as error:  # onnxruntime's exceptions share no base class
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise ContractError(
+                f"{path} can't be loaded by onnxruntime {ort.__version__}: {reason}"
+            ) from None
+        metadata = session.get_modelmeta().custom_metadata_map
+        if METADATA_KEY not in metadata:
+            raise ContractError(
+                f"{path} holds no Ocean State contract; make the file with ocean-export from a checkpoint"
+            )
+        try:
+            return cls(session, Contract.from_json(metadata[METADATA_KEY]), path)
+        except ContractError as error:
+            raise ContractError(f"{path}: {error}") from None
+
+    def stream(self, batch: int | None = None) -> OceanStream:
+        """A new stream at the initial state; `batch` streams that step together where it is given."""
+        from ocean_runtime.stream import OceanStream
+
+        return OceanStream(self, batch)
+
+    def initial_state(self, batch: int) -> dict[str, NDArray[Any]]:
+        """The state before the first step, by the graph's input names, for `batch` streams."""
+        return {
+            s.input: np.full(sized(s.shape, batch), s.initial, DTYPES[s.dtype]) for s in self.contract.states
+        }
+
+    def compute(self, feed: dict[str, NDArray[Any]]) -> list[NDArray[Any]]:
+        """Run the graph once: all inputs by name -> the contract's outputs, then next states, all fresh."""
+        result: list[NDArray[Any]] = self._session.run(self._outputs, feed)
+        return result
+
+    def _check_graph(self) -> None:
+        contract = self.contract
+        declared_in = {t.name: (t.dtype, t.shape) for t in contract.inputs}
+        declared_in |= {s.input: (s.dtype, s.shape) for s in contract.states}
+        declared_out = {t.name: (t.dtype, t.shape) for t in contract.outputs}
+        declared_out |= {s.output: (s.dtype, s.shape) for s in contract.states}
+        for side, declared, nodes in (
+            ("input", declared_in, self._session.get_inputs()),
+            ("output", declared_out, self._session.get_outputs()),
+        ):
+            graph = {node.name: node for node in nodes}
+            for name in sorted(declared.keys() ^ graph.keys()):
+                holder, lacker = ("contract", "graph") if name in declared else ("graph", "contract")
+                raise ContractError(
+                    f"the {holder} has an {side} {name!r} that the {lacker} lacks; export the model again"
+                )
+            for name, (dtype, shape) in declared.items():
+                found = _ONNX_DTYPES.get(graph[name].type, graph[name].type)
+                if found != dtype:
+                    raise ContractError(
+                        f"the contract gives {side} {name!r} the dtype {dtype}, the graph {found}; "
+                        "export the model again"
+                    )
+                if not _fits(shape, graph[name].shape):
+                    raise ContractError(
+                        f"the contract gives {side} {name!r} the shape {show_shape(shape)}, the graph "
+                        f"{show_shape(graph[name].shape)}; export the model again"
+                    )
+
+    def _warm_up(self) -> None:
+        """One step from the initial state, thrown away: it pages in the weights, and shows they run."""
+        feed = self.initial_state(1)
+        for t in self.contract.inputs:
+            feed[t.name] = np.full(
+                sized(t.shape, 1), 0 if t.constant is None else t.constant, DTYPES[t.dtype]
+            )
+        try:
+            results = self.compute(feed)
+        except Exception as error:
+            reason = str(error).splitlines()[0]
+            raise ContractError(f"the graph can't run one step ({reason}); export the model again") from None
+        declared = [t.shape for t in self.contract.outputs] + [s.shape for s in self.contract.states]
+        for name, shape, result in zip(self._outputs, declared, results, strict=True):
+            if result.shape != sized(shape, 1):
+                raise ContractError(
+                    f"the graph gives {name!r} with shape {show_shape(result.shape)} for one stream, "
+                    f"the contract says {show_shape(shape)}; export the model again"
+                )
+
+
+def sized(shape: tuple[int | str, ...], batch: int) -> tuple[int, ...]:
+    """A contract's shape with its batch axis filled in."""
+    return tuple(batch if axis == BATCH else int(axis) for axis in shape)
+
+
+def _fits(declared: tuple[int | str, ...], graph: Sequence[int | str | None]) -> bool:
+    """A fixed size must be the graph's own, where the graph has one; the batch axis must be dynamic."""
+    return len(declared) == len(graph) and all(
+        not isinstance(found, int) if axis == BATCH else not isinstance(found, int) or found == axis
+        for axis, found in zip(declared, graph, strict=True)
+    )
+
+
+def _read_file(path: Path) -> bytes:
+    try:
+        if not path.is_file():
+            raise ContractError(f"there is no model file at {path}")
+        size = path.stat().st_size
+        if size > MAX_FILE_BYTES:
+            raise ContractError(f"{path} has {size:,} bytes, over the 2 GiB that an ONNX file can have")
+        return path.read_bytes()
+    except OSError as error:
+        raise ContractError(f"{path} can't be read: {error.strerror}") from None
+
+
+def _import_onnxruntime() -> Any:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        if getattr(error, "name", None) != "onnxruntime":
+            raise
+        raise ContractError(
+            "running a model needs onnxruntime: pip install 'oceanstate[cpu]', or your board's own build"
+        ) from None
+    return onnxruntime

@@ -1,0 +1,70 @@
+"""Text through a stream: read it as it arrives, say what the model makes of it, and write more."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from ocean_runtime.errors import InputError
+from ocean_runtime.sampling import log_softmax, sample
+from ocean_runtime.stream import OceanStream
+from ocean_runtime.tokenizer import Tokenizer
+
+
+class Read(NamedTuple):
+    """What one token told."""
+
+    token: int
+    text: str
+    loss: float | None
+    """-ln p(token), in nats, that the model gave it before it came; None for the first token of all."""
+
+
+def tokenizer_of(stream: OceanStream) -> Tokenizer:
+    """The stream's tokenizer; raises InputError where the model reads no text."""
+    tokenizer = stream.model.contract.tokenizer
+    if stream.model.contract.kind != "tokens" or tokenizer is None:
+        raise InputError(f"this model's kind is {stream.model.contract.kind}: it reads no text")
+    return tokenizer
+
+
+def read_token(stream: OceanStream, token: int) -> Read:
+    """Step once, and compare the token with what the last step predicted."""
+    tokenizer, prediction = tokenizer_of(stream), stream.prediction
+    stream.step(token)
+    loss = None if prediction is None else -float(log_softmax(prediction)[token])
+    return Read(token, tokenizer.tokens[token], loss)
+
+
+def read_text(stream: OceanStream, chunks: Iterable[bytes]) -> Iterator[Read]:
+    """Read UTF-8 as it arrives, cut anywhere: a character or word that a chunk leaves open is waited for.
+
+    Bytes that are no UTF-8 are read as U+FFFD, the unknown token.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    reader = tokenizer_of(stream).reader()
+    for chunk in chunks:
+        for token in reader.feed(decoder.decode(chunk)):
+            yield read_token(stream, token)
+    for token in reader.feed(decoder.decode(b"", final=True)) + reader.flush():
+        yield read_token(stream, token)
+
+
+def generate(
+    stream: OceanStream, count: int, *, temperature: float = 1.0, top_k: int | None = None, seed: int = 0
+) -> Iterator[str]:
+    """Write `count` tokens, each fed back as the next input, piece by piece.
+
+    A piece is given once its token is part of the state, so a state saved between two pieces goes on
+    exactly there. A stream that has read nothing starts from a line break, or the unknown token.
+    """
+    tokenizer = tokenizer_of(stream)
+    if stream.prediction is None and count > 0:
+        stream.step(tokenizer.encode("\n")[0])
+    for _ in range(count):
+        logits = stream.prediction
+        assert logits is not None  # the stream has stepped, and a tokens model predicts its input
+        token = sample(logits, step=stream.steps, seed=seed, temperature=temperature, top_k=top_k)
+        stream.step(token)
+        yield tokenizer.tokens[token]
