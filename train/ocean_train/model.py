@@ -128,7 +128,8 @@ class Block(nn.Module):
 class OceanTransformer(nn.Module):
     """The model: an input map, L blocks, and a head. See the module's docstring for the equations."""
 
-    def __init__(self, config: OceanConfig, seed: int = 0) -> None:
+    def __init__(self, config: OceanConfig, seed: int | None = 0) -> None:
+        """Weights are drawn from `seed`; None leaves them to be loaded."""
         super().__init__()
         self.config = config
         D = config.width
@@ -139,7 +140,8 @@ class OceanTransformer(nn.Module):
         self.blocks = nn.ModuleList(Block(D, config.heads) for _ in range(config.layers))
         self.norm = nn.LayerNorm(D, eps=LAYER_NORM_EPS)
         self.head = nn.Linear(D, config.outputs, bias=False)
-        initialise(self, seed)
+        if seed is not None:
+            initialise(self, seed)
 
     def initial_ocean(self, batch: int) -> Tensor:
         """o₀ = 0, (B, D), on the weights' device and in their dtype."""

@@ -1,0 +1,294 @@
+"""A checkpoint on disk: a folder that a crash at any instant leaves whole.
+
+    checkpoint.json                        the pointer: everything but tensors, and which files hold those
+    weights-<step>-<digest>.safetensors    the model's state_dict
+    optimizer-<step>-<digest>.safetensors  the optimizer's, and the state carried between windows
+    heldout-<digest>.safetensors           `tokens` (N,) int64, validation steps in order, for export to measure on
+
+Tensor files are written first, each under a name that its content decides, so that no file in use is ever
+written to. Then checkpoint.json is replaced in one rename: before it the old checkpoint is the valid one,
+after it the new one. Files that no pointer names (the previous step's, and leftovers of a crash) are removed
+once the new pointer is on disk. No pickle anywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from ocean_runtime import __version__
+from ocean_runtime.tokenizer import Tokenizer
+from safetensors import SafetensorError
+from safetensors.torch import load as tensors_of_bytes
+from safetensors.torch import save as bytes_of_tensors
+from torch import Tensor
+
+from ocean_train.model import OceanConfig, OceanTransformer
+
+FORMAT = 1
+POINTER = "checkpoint.json"
+HELDOUT_STEPS = 16_384
+POINTER_LIMIT = 64 * 2**20
+_PARTS = ("weights", "optimizer", "heldout")
+_OURS = re.compile(
+    r"(weights|optimizer|heldout)-[0-9a-f-]+\.safetensors|\.(weights|optimizer|heldout|checkpoint)-\d+\.tmp"
+)
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that is missing, damaged, or of a newer format; the message says what would help."""
+
+
+def _versions() -> dict[str, str]:
+    """Versions of what a run depends on."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "oceanstate": __version__,
+    }
+
+
+@cache
+def _git_commit() -> str | None:
+    """Commit of the checkout that holds this package, `-dirty` where it had changes; None outside one."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        done = subprocess.run(
+            command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """All that a training run is at one step: enough to resume it exactly, and to export the model."""
+
+    config: OceanConfig
+    weights: Mapping[str, Tensor]
+    """The model's state_dict."""
+    optimizer: Mapping[str, Tensor]
+    """`<slot>.<parameter>` for each tensor of the optimizer; with streams also `carried`, the state (B, D)."""
+    heldout: Tensor
+    """Validation token ids in order, (N,) int64, N at most HELDOUT_STEPS."""
+    tokenizer: Tokenizer
+    step: int
+    """Training steps done, skipped ones included."""
+    seed: int
+    """Weights and batches follow from the seed and the step, so no other random state is needed to resume."""
+    regime: str
+    settings: Mapping[str, Any]
+    """The training settings, as JSON values."""
+    data: Mapping[str, str]
+    """`name` of the text and the `sha256` of its prepared form."""
+    history: tuple[Mapping[str, float | None], ...] = ()
+    """One entry a measurement: `step`, `train_loss`, `window_loss`, `stream_loss` (nats a token)."""
+    validation_loss: float | None = None
+    """The last loss over validation windows, nats a token."""
+    skipped: int = 0
+    """Steps whose gradient was not finite, so that the weights stayed as they were."""
+    model_kind: str = "ocean"
+    versions: Mapping[str, str] = field(default_factory=_versions)
+    git_commit: str | None = field(default_factory=_git_commit)
+    """Commit of the checkout this ran from, `-dirty` where it had changes; None outside one."""
+    weights_sha256: str = ""
+    """Digest of the weights' file; filled in by `load`."""
+
+    def model(self) -> OceanTransformer:
+        """The model with these weights; raises CheckpointError where they do not fit the configuration."""
+        if self.model_kind != "ocean":
+            raise CheckpointError(
+                f"this checkpoint holds a {self.model_kind!r} model, not an Ocean Transformer"
+            )
+        if self.config.layers > len(self.weights):
+            raise CheckpointError(
+                f"the weights do not hold {self.config.layers} layers; the checkpoint is damaged"
+            )
+        with torch.device("meta"):  # no memory is taken for sizes that the weights do not have
+            model = OceanTransformer(self.config, seed=None)
+        try:
+            model.load_state_dict({name: w.clone() for name, w in self.weights.items()}, assign=True)
+        except RuntimeError as error:
+            raise CheckpointError(f"the weights do not fit the model's configuration: {error}") from None
+        return model
+
+
+def save(folder: Path | str, checkpoint: Checkpoint) -> None:
+    """Write `checkpoint` into `folder` (made if missing) in place of the one there.
+
+    Raises OSError where the disk is full or the folder cannot be written; the old checkpoint is then whole.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {
+        "weights": _write_tensors(folder, f"weights-{checkpoint.step}", checkpoint.weights),
+        "optimizer": _write_tensors(folder, f"optimizer-{checkpoint.step}", checkpoint.optimizer),
+        "heldout": _write_tensors(folder, "heldout", {"tokens": checkpoint.heldout}),
+    }
+    values = {
+        "format": FORMAT,
+        "model": {"kind": checkpoint.model_kind, "config": checkpoint.config.to_dict()},
+        "regime": checkpoint.regime,
+        "settings": dict(checkpoint.settings),
+        "step": checkpoint.step,
+        "seed": checkpoint.seed,
+        "skipped": checkpoint.skipped,
+        "validation_loss": checkpoint.validation_loss,
+        "data": dict(checkpoint.data),
+        "tokenizer": checkpoint.tokenizer.to_dict(),
+        "history": [dict(entry) for entry in checkpoint.history],
+        "versions": dict(checkpoint.versions),
+        "git_commit": checkpoint.git_commit,
+        "files": files,
+    }
+    text = json.dumps(values, indent=1, ensure_ascii=False, allow_nan=False)
+    _write_atomically(folder / POINTER, text.encode())
+    named = {entry["name"] for entry in files.values()}
+    for path in folder.iterdir():
+        if _OURS.fullmatch(path.name) and path.name not in named:
+            path.unlink(missing_ok=True)
+
+
+def load(folder: Path | str) -> Checkpoint:
+    """Read `folder`; raises CheckpointError where it is missing, damaged or of a newer format."""
+    folder = Path(folder)
+    values = _read_pointer(folder)
+    found = values.get("format")
+    if not isinstance(found, int) or isinstance(found, bool):
+        raise CheckpointError(f"{folder / POINTER} states no format; it is not a checkpoint of ocean-train")
+    if found > FORMAT:
+        raise CheckpointError(
+            f"{folder} is a checkpoint of format {found}, and this version reads format {FORMAT}; "
+            "upgrade with: pip install -U oceanstate"
+        )
+    try:
+        files = {part: _file_entry(values["files"][part], part) for part in _PARTS}
+        tensors = {part: _read_tensors(folder, *files[part]) for part in _PARTS}
+        return Checkpoint(
+            config=OceanConfig(**values["model"]["config"]),
+            weights=tensors["weights"],
+            optimizer=tensors["optimizer"],
+            heldout=_heldout(tensors["heldout"]),
+            tokenizer=Tokenizer.from_dict(values["tokenizer"]),
+            step=_whole(values["step"], "step"),
+            seed=_whole(values["seed"], "seed"),
+            regime=str(values["regime"]),
+            settings=dict(values["settings"]),
+            data={str(key): str(value) for key, value in values["data"].items()},
+            history=tuple(dict(entry) for entry in values["history"]),
+            validation_loss=None if values["validation_loss"] is None else float(values["validation_loss"]),
+            skipped=_whole(values["skipped"], "skipped"),
+            model_kind=str(values["model"]["kind"]),
+            versions=dict(values["versions"]),
+            git_commit=values["git_commit"],
+            weights_sha256=files["weights"][1],
+        )
+    except CheckpointError:
+        raise
+    except KeyError as error:
+        raise CheckpointError(
+            f"{folder / POINTER} lacks {error.args[0]!r}; the checkpoint is damaged"
+        ) from None
+    except (TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{folder / POINTER} is damaged: {error}") from None
+
+
+def exists(folder: Path | str) -> bool:
+    """Whether `folder` holds a checkpoint, whole or not."""
+    return (Path(folder) / POINTER).exists()
+
+
+def _write_tensors(folder: Path, stem: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    content = bytes_of_tensors({name: t.detach().cpu().contiguous() for name, t in tensors.items()})
+    digest = hashlib.sha256(content).hexdigest()
+    name = f"{stem}-{digest[:12]}.safetensors"
+    _write_atomically(folder / name, content)
+    return {"name": name, "sha256": digest, "bytes": len(content)}
+
+
+def _write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that after a crash either the old content or the new is there, never a mixture."""
+    temporary = path.with_name(f".{path.name.split('-')[0].split('.')[0]}-{os.getpid()}.tmp")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)  # the rename itself must reach the disk too
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _read_pointer(folder: Path) -> dict[str, Any]:
+    path = folder / POINTER
+    try:
+        if path.stat().st_size > POINTER_LIMIT:
+            raise CheckpointError(
+                f"{path} is larger than {POINTER_LIMIT} bytes; it is not a checkpoint of ocean-train"
+            )
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise CheckpointError(
+            f"{folder} holds no {POINTER}; give the folder that ocean-train --out wrote"
+        ) from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from None
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path} holds no JSON object; the checkpoint is damaged")
+    return values
+
+
+def _file_entry(entry: dict[str, Any], part: str) -> tuple[str, str, int]:
+    name, digest, size = entry["name"], entry["sha256"], _whole(entry["bytes"], "bytes")
+    if not (isinstance(name, str) and name.startswith(part) and _OURS.fullmatch(name)):
+        raise CheckpointError(f"{name!r} is no name of a {part} file; the checkpoint is damaged")
+    return name, str(digest), size
+
+
+def _read_tensors(folder: Path, name: str, digest: str, size: int) -> dict[str, Tensor]:
+    path = folder / name
+    try:
+        found = path.stat().st_size
+        if found != size:  # before anything is allocated
+            raise CheckpointError(
+                f"{path} has {found} bytes where {size} were written; the checkpoint is damaged"
+            )
+        content = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise CheckpointError(
+            f"{path} is not what was written (its SHA-256 differs); the checkpoint is damaged"
+        )
+    try:
+        return tensors_of_bytes(content)
+    except SafetensorError as error:
+        raise CheckpointError(f"{path} is no safetensors file: {error}") from None
+
+
+def _heldout(tensors: Mapping[str, Tensor]) -> Tensor:
+    tokens = tensors["tokens"]
+    if tokens.dtype != torch.int64 or tokens.dim() != 1 or len(tokens) > HELDOUT_STEPS:
+        raise CheckpointError(f"the held-out tokens are {tokens.dtype} {tuple(tokens.shape)}, not (N,) int64")
+    return tokens
+
+
+def _whole(value: Any, name: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise CheckpointError(f"{name} is {value!r}, not a whole number; the checkpoint is damaged")
+    return value
