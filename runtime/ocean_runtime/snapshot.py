@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +16,7 @@ from numpy.typing import NDArray
 
 from ocean_runtime.contract import show_shape
 from ocean_runtime.errors import SnapshotError
+from ocean_runtime.files import write_atomically
 
 Array = NDArray[Any]
 Expected = Mapping[str, tuple[Any, tuple[int, ...]]]
@@ -49,9 +47,9 @@ class Snapshot:
 
 
 def write(saved: Snapshot, path: Path) -> None:
-    """Write atomically: a temporary file beside `path`, fsync, rename, fsync of the folder.
+    """Write atomically: a crash at any instant leaves the old file or the new one.
 
-    A crash at any instant leaves the old file or the new one. Raises SnapshotError where the folder is
+    Raises SnapshotError where the folder is
     missing or can't be written, or the disk is full; an older file is then as it was.
     """
     tensors = {f"state.{name}": np.ascontiguousarray(a) for name, a in saved.states.items()}
@@ -67,7 +65,7 @@ def write(saved: Snapshot, path: Path) -> None:
     about["checksum"] = _checksum(tensors, about)
     data = safetensors.numpy.save(tensors, metadata={_METADATA_KEY: json.dumps(about)})
     try:
-        _write_atomically(path, data)
+        write_atomically(path, data)
     except OSError as error:
         raise SnapshotError(
             f"the state can't be saved to {path}: {error.strerror or error}; the stream goes on without it"
@@ -152,23 +150,3 @@ def _checksum(tensors: Mapping[str, Array], about: Mapping[str, Any]) -> str:
         sha.update(name.encode())
         sha.update(tensors[name].tobytes())
     return sha.hexdigest()
-
-
-def _write_atomically(path: Path, data: bytes) -> None:
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 import re
 import subprocess
@@ -28,6 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 from ocean_runtime import __version__
+from ocean_runtime.files import write_atomically
 from ocean_runtime.tokenizer import Tokenizer
 from safetensors import SafetensorError
 from safetensors.torch import load as tensors_of_bytes
@@ -42,7 +42,7 @@ HELDOUT_STEPS = 16_384
 POINTER_LIMIT = 64 * 2**20
 _PARTS = ("weights", "optimizer", "heldout")
 _OURS = re.compile(
-    r"(weights|optimizer|heldout)-[0-9a-f-]+\.safetensors|\.(weights|optimizer|heldout|checkpoint)-\d+\.tmp"
+    r"(weights|optimizer|heldout)-[0-9a-f-]+\.safetensors|\.(weights|optimizer|heldout|checkpoint)[-.].*\.tmp"
 )
 
 
@@ -155,7 +155,7 @@ def save(folder: Path | str, checkpoint: Checkpoint) -> None:
         "files": files,
     }
     text = json.dumps(values, indent=1, ensure_ascii=False, allow_nan=False)
-    _write_atomically(folder / POINTER, text.encode())
+    write_atomically(folder / POINTER, text.encode())
     named = {entry["name"] for entry in files.values()}
     for path in folder.iterdir():
         if _OURS.fullmatch(path.name) and path.name not in named:
@@ -215,23 +215,8 @@ def _write_tensors(folder: Path, stem: str, tensors: Mapping[str, Tensor]) -> di
     content = bytes_of_tensors({name: t.detach().cpu().contiguous() for name, t in tensors.items()})
     digest = hashlib.sha256(content).hexdigest()
     name = f"{stem}-{digest[:12]}.safetensors"
-    _write_atomically(folder / name, content)
+    write_atomically(folder / name, content)
     return {"name": name, "sha256": digest, "bytes": len(content)}
-
-
-def _write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that after a crash either the old content or the new is there, never a mixture."""
-    temporary = path.with_name(f".{path.name.split('-')[0].split('.')[0]}-{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)  # the rename itself must reach the disk too
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _read_pointer(folder: Path) -> dict[str, Any]:

@@ -1,0 +1,80 @@
+"""ocean-export: a checkpoint becomes one verified .onnx file, or none."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import tempfile
+from pathlib import Path
+
+from ocean_runtime import OceanError, OceanModel, __version__
+from ocean_runtime.describe import describe
+from ocean_runtime.files import write_atomically
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command. Returns the exit status: 0, or 1 with one sentence on standard error."""
+    args = _parser().parse_args(argv)
+    try:
+        if args.inspect:
+            print(describe(OceanModel.load(args.source).contract))
+            return 0
+        return _export(Path(args.source), Path(args.output))
+    except ImportError as error:
+        if error.name not in ("torch", "onnx", "onnxscript"):
+            raise
+        print(f"ocean-export: needs {error.name}: pip install 'oceanstate[export]'", file=sys.stderr)
+    except (OceanError, ValueError) as error:
+        print(f"ocean-export: {error}", file=sys.stderr)
+    except OSError as error:
+        print(f"ocean-export: {args.output} can't be written: {error.strerror}", file=sys.stderr)
+    return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="ocean-export",
+        description="Turn a checkpoint into one verified, self-describing, single-step ONNX file.",
+    )
+    parser.add_argument("source", help="a folder that ocean-train made; with --inspect, an .onnx file")
+    parser.add_argument("-o", "--output", metavar="FILE", default="model.onnx", help="default: model.onnx")
+    parser.add_argument("--inspect", action="store_true", help="say what an exported file says about itself")
+    parser.add_argument("--version", action="version", version=f"oceanstate {__version__}")
+    return parser
+
+
+def _export(source: Path, output: Path) -> int:
+    import onnxscript  # noqa: F401  # torch needs it to export; found missing here, it is named in one sentence
+    from ocean_train import checkpoint
+
+    from ocean_export.contract import attach, contract_of
+    from ocean_export.graph import step_graph
+    from ocean_export.verify import make_trial, verify
+
+    saved = checkpoint.load(source)
+    model = saved.model()
+    proto = step_graph(model)
+    contract = contract_of(saved, model)
+    attach(proto, contract)
+    with tempfile.TemporaryDirectory(prefix="ocean-export-") as folder:
+        candidate = Path(folder) / "candidate.onnx"
+        candidate.write_bytes(proto.SerializeToString())
+        parity = verify(OceanModel.load(candidate), make_trial(model))
+    print(f"ocean-export: {parity}")
+    if not parity.passed:
+        print(
+            f"ocean-export: the exported graph differs from the trained model by {parity.largest:.1e}, more than "
+            f"{parity.tolerance:g}; no file was written",
+            file=sys.stderr,
+        )
+        return 1
+    attach(proto, dataclasses.replace(contract, parity=parity.to_dict()))
+    content = proto.SerializeToString()
+    write_atomically(output, content)
+    print(f"ocean-export: wrote {output}, {len(content):,} bytes, state id {contract.state_id[:19]}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
