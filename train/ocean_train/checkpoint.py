@@ -3,7 +3,7 @@
     checkpoint.json                        the pointer: everything but tensors, and which files hold those
     weights-<step>-<digest>.safetensors    the model's state_dict
     optimizer-<step>-<digest>.safetensors  the optimizer's, and the state carried between windows
-    heldout-<digest>.safetensors           `tokens` (N,) int64, validation steps in order, for export to measure on
+    heldout-<digest>.safetensors           `tokens` (N,) int64: validation data, for export to measure on
 
 Tensor files are written first, each under a name that its content decides, so that no file in use is ever
 written to. Then checkpoint.json is replaced in one rename: before it the old checkpoint is the valid one,
@@ -81,7 +81,7 @@ class Checkpoint:
     weights: Mapping[str, Tensor]
     """The model's state_dict."""
     optimizer: Mapping[str, Tensor]
-    """`<slot>.<parameter>` for each tensor of the optimizer; with streams also `carried`, the state (B, D)."""
+    """`<slot>.<parameter>` for each tensor of the optimizer; with streams `carried` too, the state (B, D)."""
     heldout: Tensor
     """Validation token ids in order, (N,) int64, N at most HELDOUT_STEPS."""
     tokenizer: Tokenizer
