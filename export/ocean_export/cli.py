@@ -45,22 +45,24 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _export(source: Path, output: Path) -> int:
-    import onnxscript  # noqa: F401  # torch needs it to export; found missing here, it is named in one sentence
+    import onnxscript  # noqa: F401  # torch needs it to export: if it is missing, say so before any work
+    import torch
     from ocean_train import checkpoint
 
     from ocean_export.contract import attach, contract_of
     from ocean_export.graph import step_graph
-    from ocean_export.verify import make_trial, verify
+    from ocean_export.verify import make_trial, reference, verify
 
     saved = checkpoint.load(source)
     model = saved.model()
-    proto = step_graph(model)
+    torch.set_num_threads(1)  # small steps: more threads wait for each other longer than they compute
+    proto, trial = step_graph(model), make_trial(model)
     contract = contract_of(saved, model)
     attach(proto, contract)
     with tempfile.TemporaryDirectory(prefix="ocean-export-") as folder:
         candidate = Path(folder) / "candidate.onnx"
         candidate.write_bytes(proto.SerializeToString())
-        parity = verify(OceanModel.load(candidate), make_trial(model))
+        parity = verify(OceanModel.load(candidate), trial, reference(model, trial))
     print(f"ocean-export: {parity}")
     if not parity.passed:
         print(

@@ -51,6 +51,7 @@ def step_graph(model: OceanTransformer) -> onnx.ModelProto:
             opset_version=OPSET,
             dynamo=True,
             external_data=False,
+            verbose=False,
         )
     assert program is not None
     proto: onnx.ModelProto = program.model_proto

@@ -7,7 +7,7 @@ state, as it will be on the robot, so an error that grows with the steps has eve
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,9 @@ BATCHES = (1, 2, 7)
 TOLERANCE: Mapping[str, float] = {"fp32": 1e-4}
 """Largest allowed error by precision. float32 rounds at 6e-8; a step adds some hundred roundings, and the
 closed loop some more: 1e-6 to 1e-5 was seen. A weight that is wrong shows at 1e-3 and more."""
+
+
+REFERENCES = {"float32": torch.float32, "float64": torch.float64}
 
 
 @dataclass(frozen=True)
@@ -74,22 +77,21 @@ class Parity:
 
 @dataclass(frozen=True)
 class Trial:
-    """Inputs of a closed loop, and what the trained model makes of them."""
+    """What both sides of a closed loop read: R rows, the sum of BATCHES, for T steps."""
 
     inputs: Array
-    """(T, R) int64, or (T, R, M): what each of the R rows reads."""
+    """(T, R) int64, or (T, R, M) float32."""
     ocean: Array
     """(R, D): where each row starts."""
-    reset_at: int
-    """Before this step every row's ocean becomes the initial one."""
-    outputs: Mapping[str, Array]
-    """(T, R, outputs) by reference dtype."""
-    states: Mapping[str, Array]
-    """(T, R, D) by reference dtype."""
+
+    @property
+    def reset_at(self) -> int:
+        """Before this step every row's ocean becomes the initial one."""
+        return len(self.inputs) // 2
 
 
 def make_trial(model: OceanTransformer, steps: int = STEPS, seed: int = 0) -> Trial:
-    """Random valid inputs, every token id among them, through the plain loop in float32 and in float64."""
+    """A random non-zero ocean and random valid inputs, every token id among them."""
     config, rows = model.config, sum(BATCHES)
     random = np.random.default_rng(seed)
     inputs: Array
@@ -99,30 +101,43 @@ def make_trial(model: OceanTransformer, steps: int = STEPS, seed: int = 0) -> Tr
         inputs.reshape(-1)[: config.inputs] = random.permutation(config.inputs)
     else:
         inputs = random.standard_normal((steps, rows, config.inputs)).astype(np.float32)
-    ocean = random.standard_normal((rows, config.width)).astype(np.float32)
-    outputs, states = {}, {}
-    for name, dtype in (("float32", torch.float32), ("float64", torch.float64)):
-        reference = _copy(model, dtype)
-        outputs[name], states[name] = _closed_loop_torch(reference, inputs, ocean, steps // 2, dtype)
-    return Trial(inputs, ocean, steps // 2, outputs, states)
+    return Trial(inputs, random.standard_normal((rows, config.width)).astype(np.float32))
 
 
-def verify(exported: OceanModel, trial: Trial, precision: str = "fp32") -> Parity:
-    """Run the exported file over the trial, at each batch size, and measure its largest errors."""
-    outputs, states, first = [], [], 0
-    for batch in BATCHES:
-        rows = slice(first, first + batch)
-        first += batch
-        output, state = _closed_loop_onnx(exported, trial.inputs[:, rows], trial.ocean[rows], trial.reset_at)
-        outputs.append(output)
-        states.append(state)
-    found = {"output": np.concatenate(outputs, axis=1), "state": np.concatenate(states, axis=1)}
+Step = Mapping[str, tuple[Array, Array]]
+"""What one step gave: output (R, outputs) and state (R, D), by reference."""
+
+
+@torch.no_grad()
+def reference(model: OceanTransformer, trial: Trial) -> Iterator[Step]:
+    """The trained model's own closed loop, step by step, in float32 and in float64."""
+    copies = {name: _copy(model, dtype) for name, dtype in REFERENCES.items()}
+    oceans = {name: torch.from_numpy(trial.ocean).to(dtype) for name, dtype in REFERENCES.items()}
+    for t, x in enumerate(trial.inputs):
+        step = {}
+        for name, dtype in REFERENCES.items():
+            ocean = copies[name].initial_ocean(len(trial.ocean)) if t == trial.reset_at else oceans[name]
+            inputs = torch.from_numpy(x)
+            output, oceans[name] = copies[name].step(
+                inputs.to(dtype) if x.dtype.kind == "f" else inputs, ocean
+            )
+            step[name] = output.numpy(), oceans[name].numpy()
+        yield step
+
+
+def verify(exported: OceanModel, trial: Trial, expected: Iterable[Step], precision: str = "fp32") -> Parity:
+    """Run the exported file over the trial, at each batch size, and measure its errors against `expected`."""
+    names = [(name, tensor) for name in REFERENCES for tensor in ("output", "state")]
+    delta = {name: np.zeros(len(trial.inputs)) for name in names}
+    scale = dict.fromkeys(names, 1.0)
+    for t, (found, step) in enumerate(zip(_closed_loop(exported, trial), expected, strict=True)):
+        for name in REFERENCES:
+            for tensor, got, wanted in zip(("output", "state"), found, step[name], strict=True):
+                delta[name, tensor][t] = np.abs(got.astype(np.float64) - wanted).max()
+                scale[name, tensor] = max(scale[name, tensor], float(np.abs(wanted).max()))
     errors = {
-        name: {
-            "output": _largest_error(found["output"], trial.outputs[name]),
-            "state": _largest_error(found["state"], trial.states[name]),
-        }
-        for name in trial.outputs
+        name: {tensor: _largest(delta[name, tensor], scale[name, tensor]) for tensor in ("output", "state")}
+        for name in REFERENCES
     }
     return Parity(len(trial.inputs), BATCHES, TOLERANCE[precision], errors)
 
@@ -133,36 +148,22 @@ def _copy(model: OceanTransformer, dtype: torch.dtype) -> OceanTransformer:
     return copy.to(dtype).eval()
 
 
-@torch.no_grad()
-def _closed_loop_torch(
-    model: OceanTransformer, inputs: Array, start: Array, reset_at: int, dtype: torch.dtype
-) -> tuple[Array, Array]:
-    ocean = torch.from_numpy(start).to(dtype)
-    outputs, states = [], []
-    for t, x in enumerate(inputs):
-        if t == reset_at:
-            ocean = model.initial_ocean(len(start))
-        now = torch.from_numpy(x)
-        output, ocean = model.step(now if model.config.kind == "tokens" else now.to(dtype), ocean)
-        outputs.append(output.numpy())
-        states.append(ocean.numpy())
-    return np.stack(outputs), np.stack(states)
-
-
-def _closed_loop_onnx(model: OceanModel, inputs: Array, ocean: Array, reset_at: int) -> tuple[Array, Array]:
+def _closed_loop(model: OceanModel, trial: Trial) -> Iterator[tuple[Array, Array]]:
+    """The exported file's own closed loop: output (R, outputs) and state (R, D) of each step."""
     entry, state = model.contract.inputs[0].name, model.contract.states[0].input
-    outputs, states = [], []
-    for t, x in enumerate(inputs):
-        if t == reset_at:
-            ocean = model.initial_state(len(ocean))[state]
-        output, ocean = model.compute({entry: x, state: ocean})
-        outputs.append(output)
-        states.append(ocean)
-    return np.stack(outputs), np.stack(states)
+    cuts = np.cumsum(BATCHES)[:-1]
+    oceans = np.split(trial.ocean, cuts)
+    for t, x in enumerate(trial.inputs):
+        if t == trial.reset_at:
+            oceans = [model.initial_state(batch)[state] for batch in BATCHES]
+        results = [
+            model.compute({entry: rows, state: ocean})
+            for rows, ocean in zip(np.split(x, cuts), oceans, strict=True)
+        ]
+        oceans = [next_ocean for _, next_ocean in results]
+        yield np.concatenate([output for output, _ in results]), np.concatenate(oceans)
 
 
-def _largest_error(found: Array, reference: Array) -> Error:
-    """max|Δ| / max(1, max|reference|) over all steps and rows, and the step (from 1) where it occurred."""
-    by_step = np.abs(found.astype(np.float64) - reference).max(axis=(1, 2))
-    step = int(by_step.argmax())  # the first NaN, where there is one
-    return Error(float(by_step[step] / max(1.0, np.abs(reference).max())), step + 1)
+def _largest(delta: Array, scale: float) -> Error:
+    step = int(delta.argmax())  # the first NaN, where there is one
+    return Error(float(delta[step] / scale), step + 1)
