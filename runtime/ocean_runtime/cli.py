@@ -107,14 +107,14 @@ def _read(stream: OceanStream, args: argparse.Namespace, stop: _Stop) -> None:
     if generating and args.text == "-" and sys.stdin.isatty():
         return
     total, count = 0.0, 0
+    if not generating:
+        print("step\ttoken\tnats\tmean")
     for step in read_text(stream, _chunks(args.text, stop)):
         if step.loss is not None:
             total, count = total + step.loss, count + 1
         if generating:
             continue
-        if stream.steps == 1 or count == 1:
-            print("step\ttoken\tnats\tmean")
-        loss = "" if step.loss is None else f"{step.loss:.4f}\t{total / count:.4f}"
+        loss = "\t" if step.loss is None else f"{step.loss:.4f}\t{total / count:.4f}"
         print(f"{stream.steps}\t{step.text!r}\t{loss}", flush=True)
     if count:
         print(f"ocean-run: read {count:,} predicted tokens at {total / count:.4f} nats each", file=sys.stderr)
