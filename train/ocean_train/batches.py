@@ -1,0 +1,107 @@
+"""From a text to the batches of a run. Every batch follows from the data, the seed and the step alone, so a
+resumed run reads what the unbroken one would have read.
+
+Axes: B batch, T steps of a window, N tokens of a split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from ocean_runtime.tokenizer import Tokenizer
+from torch import Tensor
+
+from ocean_train.corpora import Corpus, CorpusError
+
+VALIDATION_SHARE = 0.1
+
+
+class Batch(NamedTuple):
+    """One training step's windows."""
+
+    inputs: Tensor
+    """(B, T) int64."""
+    targets: Tensor
+    """(B, T) int64: each input's successor."""
+    carries: bool
+    """Whether each row goes on where the previous step's row ended, so that its state is carried over."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """A tokenized text, split in two contiguous parts."""
+
+    name: str
+    sha256: str
+    """Digest of the text that both parts and the tokenizer come from."""
+    tokenizer: Tokenizer
+    training: Tensor
+    """(N,) int64."""
+    validation: Tensor
+    """(N,) int64."""
+
+
+def prepare(
+    corpus: Corpus, kind: Literal["char", "word"], vocabulary: int | None, batch: int, window: int
+) -> Data:
+    """Split the text, the last tenth for validation, and tokenize it with what the first part teaches.
+
+    A character or word that only the validation part holds is therefore unknown, as it would be on a robot.
+    Raises CorpusError where a part is shorter than the windows asked for.
+    """
+    cut = len(corpus.text) - int(len(corpus.text) * VALIDATION_SHARE)
+    training, validation = corpus.text[:cut], corpus.text[cut:]
+    tokenizer = Tokenizer.train(training, kind, vocabulary)
+    data = Data(
+        corpus.name,
+        corpus.sha256,
+        tokenizer,
+        torch.tensor(tokenizer.encode(training)),
+        torch.tensor(tokenizer.encode(validation)),
+    )
+    shortest = min(len(data.training), len(data.validation))
+    if shortest < window + 1:
+        raise CorpusError(
+            f"{corpus.name} is too short: its last tenth, for validation, holds {len(data.validation)} "
+            f"tokens where a window of {window} needs {window + 1}; give a longer text or a smaller --window"
+        )
+    if len(data.training) // batch < window + 1:
+        raise CorpusError(
+            f"{corpus.name} is too short: {len(data.training)} tokens for training do not give {batch} rows "
+            f"of a window of {window}; give a longer text, a smaller --batch or a smaller --window"
+        )
+    return data
+
+
+def windows(tokens: Tensor, batch: int, window: int, seed: int) -> Callable[[int], Batch]:
+    """Windows at random places of (N,) tokens, each to be read from a zero state: step -> Batch."""
+
+    def at(step: int) -> Batch:
+        starts = np.random.default_rng((seed, step)).integers(0, len(tokens) - window, size=batch)
+        rows = tokens[torch.from_numpy(starts)[:, None] + torch.arange(window + 1)]  # (B, T + 1)
+        return Batch(rows[:, :-1], rows[:, 1:], carries=False)
+
+    return at
+
+
+def streams(tokens: Tensor, batch: int, window: int) -> Callable[[int], Batch]:
+    """B contiguous streams side by side, T steps further at each training step: step -> Batch.
+
+    Row r is the r-th of B equal parts of the (N,) tokens, and continues itself from window to window; at the
+    end of the parts all rows begin again from a zero state. What is left over at an end (fewer than T steps
+    a row, fewer than B tokens in all) is not read.
+    """
+    length = (len(tokens) - 1) // batch
+    rounds = length // window
+    parts = tokens[: batch * length].view(batch, length)
+    following = tokens[1 : batch * length + 1].view(batch, length)
+
+    def at(step: int) -> Batch:
+        here = slice(step % rounds * window, (step % rounds + 1) * window)
+        return Batch(parts[:, here], following[:, here], carries=step % rounds > 0)
+
+    return at

@@ -1,0 +1,295 @@
+"""The training loop: batches in, checkpoints and measurements out, exactly resumable.
+
+A run is decided by its `Settings` and its data. Weights follow from the seed, batches from the seed and the
+step, the learning rate from the step; weights, optimizer and carried state are in the checkpoint. So a run
+that was stopped or killed, and resumed any number of times, ends with the very weights of an unbroken one (on
+the same machine, versions and number of threads).
+
+The loop knows of a model only that it is called as `model(inputs, state) -> outputs, state` and trained
+through `ocean_train.regimes.backward`, whose state is one tensor or None.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from ocean_runtime.tokenizer import Tokenizer
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from ocean_train import checkpoint as checkpoints
+from ocean_train.batches import Batch, Data, streams, windows
+from ocean_train.checkpoint import Checkpoint, CheckpointError
+from ocean_train.model import OceanConfig, OceanTransformer
+from ocean_train.regimes import backward
+from ocean_train.report import nats, stream_loss, window_loss
+
+CLIP_NORM = 1.0
+WARM_UP_STEPS = 100
+# Decay pulls matrices towards zero, which their scale can absorb. Biases and LayerNorm have no such freedom,
+# and an embedding row of a rare token would fade while it isn't trained.
+WEIGHT_DECAY = 0.1
+HOPELESS = 100
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What decides a run. Raises ValueError where a value makes no sense."""
+
+    model: str = "ocean"
+    regime: str = "full"
+    tokenizer: Literal["char", "word"] = "char"
+    vocabulary: int | None = None
+    """Largest number of tokens; None keeps all."""
+    width: int = 64
+    layers: int = 2
+    heads: int = 4
+    steps: int = 2000
+    batch: int = 32
+    window: int = 64
+    """T, the steps that one training step's gradient flows through."""
+    lr: float = 1e-3
+    """The peak of the learning rate."""
+    feed: Literal["windows", "streams"] = "windows"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "window"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name} must be at least 1, not {getattr(self, name)}")
+        if not (math.isfinite(self.lr) and self.lr > 0):
+            raise ValueError(f"--lr must be a positive number, not {self.lr}")
+        if self.seed < 0:
+            raise ValueError(f"--seed must not be negative; got {self.seed}")
+
+
+class DivergedError(ArithmeticError):
+    """The gradient was not finite for so long that going on is hopeless."""
+
+
+def train(
+    settings: Settings,
+    data: Data,
+    out: Path,
+    *,
+    eval_every: int,
+    save_every: int,
+    stop: Callable[[], bool] = lambda: False,
+    say: Callable[[str], None] = lambda line: None,
+) -> Checkpoint:
+    """Train, or go on training, until `settings.steps` or until `stop()` says so; leaves a checkpoint in `out`.
+
+    Raises CheckpointError where `out` holds another run, DivergedError after 100 skipped steps on end.
+    """
+    model = build(settings, data.tokenizer)
+    optimizer = make_optimizer(model)
+    last = resume(out, settings, data, model, optimizer)
+    step, skipped, state, history = 0, 0, None, []
+    if last is not None:
+        step, skipped, history = last.step, last.skipped, list(last.history)
+        state = last.optimizer.get("carried")
+        if step < settings.steps:
+            say(f"going on from step {step} of {settings.steps}, as {out} holds this run's checkpoint")
+
+    def save() -> Checkpoint:
+        tensors = optimizer_tensors(model, optimizer)
+        if state is not None:
+            tensors["carried"] = state
+        now = Checkpoint(
+            config=model.config,
+            weights=model.state_dict(),
+            optimizer=tensors,
+            heldout=data.validation[: checkpoints.HELDOUT_STEPS].clone(),
+            tokenizer=data.tokenizer,
+            step=step,
+            seed=settings.seed,
+            regime=settings.regime,
+            settings=asdict(settings),
+            data={"name": data.name, "sha256": data.sha256},
+            history=tuple(history),
+            validation_loss=history[-1]["window_loss"] if history else None,
+            skipped=skipped,
+            model_kind=settings.model,
+        )
+        checkpoints.save(out, now)
+        return now
+
+    batch_at = feed(settings, data.training)
+    losses: list[float] = []  # since the last measurement
+    in_a_row = 0
+    bar = tqdm(
+        total=settings.steps * settings.batch * settings.window,
+        initial=step * settings.batch * settings.window,
+        unit=" tokens",
+        unit_scale=True,
+        dynamic_ncols=True,
+        disable=None,  # where nobody watches
+    )
+    with bar:
+        while step < settings.steps and not stop():
+            batch = batch_at(step)
+            loss, state = gradient(model, settings, batch, state)
+            if update(model, optimizer, loss, learning_rate(step, settings.steps, settings.lr)):
+                in_a_row = 0
+                losses.append(loss)
+            else:
+                skipped, in_a_row = skipped + 1, in_a_row + 1
+                if state is not None and not state.isfinite().all():
+                    state = None  # begin anew rather than carry a NaN on
+            step += 1
+            bar.update(settings.batch * settings.window)
+            bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
+            if in_a_row == HOPELESS:
+                raise DivergedError(
+                    f"the gradient was not finite in {HOPELESS} steps on end; try a smaller --lr"
+                )
+            if step % eval_every == 0 or step == settings.steps:
+                history.append(measure(model, settings, data, step, losses))
+                losses = []
+                bar.clear()
+                say(describe(history[-1]))
+            if step % save_every == 0 and step < settings.steps:
+                save()
+    if last is not None and step == last.step:
+        return last
+    return save()
+
+
+def build(settings: Settings, tokenizer: Tokenizer) -> OceanTransformer:
+    """The model that the settings ask for, with its first weights."""
+    config = OceanConfig(
+        inputs=tokenizer.size,
+        outputs=tokenizer.size,
+        width=settings.width,
+        layers=settings.layers,
+        heads=settings.heads,
+    )
+    if settings.model != "ocean":
+        raise ValueError(f"unknown model {settings.model!r}; choose ocean")
+    return OceanTransformer(config, settings.seed)
+
+
+def feed(settings: Settings, tokens: Tensor) -> Callable[[int], Batch]:
+    """How the settings want (N,) tokens to be read: step -> Batch."""
+    if settings.feed == "windows":
+        return windows(tokens, settings.batch, settings.window, settings.seed)
+    if settings.feed == "streams":
+        return streams(tokens, settings.batch, settings.window)
+    raise ValueError(f"unknown feed {settings.feed!r}; choose windows or streams")
+
+
+def gradient(
+    model: OceanTransformer, settings: Settings, batch: Batch, state: Tensor | None
+) -> tuple[float, Tensor | None]:
+    """Fill every `.grad` from one batch; returns the loss, and the state where a next batch may carry it."""
+    model.zero_grad(set_to_none=True)
+    state = state if batch.carries else None
+    loss, state = backward(model, settings.regime, batch.inputs, batch.targets, state)
+    return loss, state if settings.feed == "streams" else None
+
+
+def update(model: nn.Module, optimizer: torch.optim.Optimizer, loss: float, lr: float) -> bool:
+    """One optimizer step, the gradient clipped. Where it or the loss isn't finite: False, nothing changes."""
+    norm = nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
+    if not (math.isfinite(loss) and norm.isfinite()):
+        return False
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    optimizer.step()
+    return True
+
+
+def learning_rate(step: int, steps: int, peak: float) -> float:
+    """Linear from 0 to the peak over 100 steps (a tenth of a short run), then a half cosine down to 0."""
+    warm_up = min(WARM_UP_STEPS, max(1, steps // 10))
+    if step < warm_up:
+        return peak * (step + 1) / warm_up
+    return peak * 0.5 * (1 + math.cos(math.pi * (step - warm_up) / (steps - warm_up)))
+
+
+def make_optimizer(model: nn.Module) -> torch.optim.AdamW:
+    """AdamW; weight decay on the matrices of linear maps only, none on biases, LayerNorm and embeddings."""
+    decayed = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear)}
+    groups = [
+        {"params": [p for p in model.parameters() if id(p) in decayed], "weight_decay": WEIGHT_DECAY},
+        {"params": [p for p in model.parameters() if id(p) not in decayed], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, betas=(0.9, 0.99), fused=True)
+
+
+def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """`<slot>.<parameter>` -> tensor, for all that AdamW remembers."""
+    return {
+        f"{slot}.{name}": value
+        for name, parameter in model.named_parameters()
+        for slot, value in optimizer.state[parameter].items()
+    }
+
+
+def restore_optimizer(
+    model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]
+) -> None:
+    """Put back what `optimizer_tensors` took; raises CheckpointError where it does not fit the model."""
+    parameters = dict(model.named_parameters())
+    for key, value in tensors.items():
+        slot, _, name = key.partition(".")
+        if key == "carried":
+            continue
+        if name not in parameters or (slot != "step" and value.shape != parameters[name].shape):
+            raise CheckpointError(f"the optimizer's {key} does not fit the model; the checkpoint is damaged")
+        optimizer.state[parameters[name]][slot] = value.clone()
+
+
+def resume(
+    out: Path, settings: Settings, data: Data, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> Checkpoint | None:
+    """Load the run in `out` into model and optimizer, if there is one; refuses another run's checkpoint."""
+    if not checkpoints.exists(out):
+        return None
+    found = checkpoints.load(out)
+    for name, asked in asdict(settings).items():
+        if found.settings.get(name) != asked:
+            raise CheckpointError(
+                f"{out} holds a run with --{name} {found.settings.get(name)} where this one has {asked}; "
+                "repeat its settings to go on with it, or give another --out"
+            )
+    if found.data.get("sha256") != data.sha256:
+        raise CheckpointError(
+            f"{out} holds a run on another text ({found.data.get('name')}, or another version of it); "
+            "give the same text to go on with it, or another --out"
+        )
+    try:
+        model.load_state_dict(dict(found.weights))
+    except RuntimeError as error:
+        raise CheckpointError(f"{out} holds weights that do not fit its settings: {error}") from None
+    restore_optimizer(model, optimizer, found.optimizer)
+    return found
+
+
+def measure(
+    model: OceanTransformer, settings: Settings, data: Data, step: int, losses: list[float]
+) -> dict[str, Any]:
+    """One entry of the history."""
+    return {
+        "step": step,
+        "train_loss": sum(losses) / len(losses) if losses else None,
+        "window_loss": _finite(window_loss(model, data.validation, settings.window)),
+        "stream_loss": _finite(stream_loss(model, data.validation, settings.window)),
+    }
+
+
+def describe(entry: Mapping[str, Any]) -> str:
+    """One line on one entry of the history."""
+    return (
+        f"step {entry['step']:>6}   train {nats(entry['train_loss'])}   "
+        f"validation {nats(entry['window_loss'])} in windows, {nats(entry['stream_loss'])} as one stream"
+    )
+
+
+def _finite(loss: float) -> float | None:
+    return loss if math.isfinite(loss) else None

@@ -1,0 +1,89 @@
+"""What a run shows of itself: validation losses, a picture of the curves, a sample of text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+from ocean_runtime.tokenizer import Tokenizer
+from torch import Tensor
+
+from ocean_train.model import OceanTransformer, position_loss
+
+EVALUATION_WINDOWS = 2048
+EVALUATION_BATCH = 256
+EVALUATION_STREAM = 4096
+
+
+@torch.no_grad()
+def window_loss(model: OceanTransformer, tokens: Tensor, window: int) -> float:
+    """Mean loss, nats a token, over windows of (N,) tokens side by side, each read from a zero state.
+
+    Where there are more than 2,048 windows, that many at even distances are read.
+    """
+    count = (len(tokens) - 1) // window
+    starts = torch.arange(count) * window
+    if count > EVALUATION_WINDOWS:
+        starts = starts[torch.linspace(0, count - 1, EVALUATION_WINDOWS, dtype=torch.float64).long()]
+    rows = tokens[starts[:, None] + torch.arange(window + 1)]  # (windows, T + 1)
+    total = 0.0
+    for some in torch.split(rows, EVALUATION_BATCH):
+        outputs, _ = model(some[:, :-1])
+        total += position_loss(model.config, outputs, some[:, 1:]).double().sum().item()
+    return total / (len(rows) * window)
+
+
+@torch.no_grad()
+def stream_loss(model: OceanTransformer, tokens: Tensor, window: int) -> float:
+    """Mean loss, nats a token, over the first 4,096 of (N,) tokens as one stream with its state carried."""
+    tokens = tokens[: EVALUATION_STREAM + 1]
+    state, total = None, 0.0
+    for inputs, targets in zip(
+        torch.split(tokens[:-1], window), torch.split(tokens[1:], window), strict=True
+    ):
+        outputs, state = model(inputs[None], state)
+        total += position_loss(model.config, outputs, targets[None]).double().sum().item()
+    return total / (len(tokens) - 1)
+
+
+@torch.no_grad()
+def sample(
+    model: OceanTransformer, tokenizer: Tokenizer, prompt: Tensor, length: int, temperature: float, seed: int
+) -> str:
+    """The `length` tokens, none of them unknown, that the model writes after reading `prompt` (N,)."""
+    generator = torch.Generator().manual_seed(seed)
+    outputs, state = model(prompt[None])
+    written = []
+    for _ in range(length):
+        logits = outputs[0, -1] / temperature
+        logits[0] = -torch.inf  # the unknown token has no text
+        token = torch.multinomial(logits.softmax(-1), 1, generator=generator)
+        written.append(int(token))
+        outputs, state = model(token[None], state)
+    return tokenizer.decode(written)
+
+
+def nats(loss: float | None) -> str:
+    """A loss as text; None stands for one that was not finite."""
+    return "not finite" if loss is None else f"{loss:.3f}"
+
+
+def plot(history: Iterable[Mapping[str, float | None]], path: Path, title: str) -> None:
+    """Draw the losses against the steps into a PNG."""
+    from matplotlib.figure import Figure  # a Figure of its own draws with Agg: no display needed
+
+    entries = list(history)
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for key, label in (
+        ("train_loss", "training"),
+        ("window_loss", "validation, windows"),
+        ("stream_loss", "validation, one carried stream"),
+    ):
+        points = [(entry["step"], entry[key]) for entry in entries if entry.get(key) is not None]
+        axes.plot(*zip(*points, strict=True), marker=".", label=label) if points else None
+    axes.set(xlabel="step", ylabel="loss (nats a token)", title=title)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=120)
