@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import errno
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -54,6 +56,8 @@ def _export(source: Path, output: Path) -> int:
     from ocean_export.verify import make_trial, reference, verify
 
     saved = checkpoint.load(source)
+    if not output.parent.is_dir():  # said before the work, not after it
+        raise NotADirectoryError(errno.ENOENT, os.strerror(errno.ENOENT), str(output.parent))
     model = saved.model()
     torch.set_num_threads(1)  # small steps: more threads wait for each other longer than they compute
     proto, trial = step_graph(model), make_trial(model)

@@ -130,7 +130,7 @@ def verify(exported: OceanModel, trial: Trial, expected: Iterable[Step], precisi
     names = [(name, tensor) for name in REFERENCES for tensor in ("output", "state")]
     delta = {name: np.zeros(len(trial.inputs)) for name in names}
     scale = dict.fromkeys(names, 1.0)
-    for t, (found, step) in enumerate(zip(_closed_loop(exported, trial), expected, strict=True)):
+    for t, (found, step) in enumerate(zip(closed_loop(exported, trial), expected, strict=True)):
         for name in REFERENCES:
             for tensor, got, wanted in zip(("output", "state"), found, step[name], strict=True):
                 delta[name, tensor][t] = np.abs(got.astype(np.float64) - wanted).max()
@@ -148,7 +148,7 @@ def _copy(model: OceanTransformer, dtype: torch.dtype) -> OceanTransformer:
     return copy.to(dtype).eval()
 
 
-def _closed_loop(model: OceanModel, trial: Trial) -> Iterator[tuple[Array, Array]]:
+def closed_loop(model: OceanModel, trial: Trial) -> Iterator[tuple[Array, Array]]:
     """The exported file's own closed loop: output (R, outputs) and state (R, D) of each step."""
     entry, state = model.contract.inputs[0].name, model.contract.states[0].input
     cuts = np.cumsum(BATCHES)[:-1]

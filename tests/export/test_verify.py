@@ -1,0 +1,121 @@
+"""Verification must decide: a good export passes, a wrong weight anywhere does not."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from ocean_export.verify import BATCHES, STEPS, Parity, Step, Trial, make_trial, reference, verify
+from ocean_runtime import OceanModel
+from ocean_train.model import OceanTransformer
+
+
+@pytest.fixture(scope="module")
+def trial(model: OceanTransformer) -> Trial:
+    return make_trial(model)
+
+
+@pytest.fixture(scope="module")
+def expected(model: OceanTransformer, trial: Trial) -> list[Step]:
+    return list(reference(model, trial))
+
+
+def mutants(path: Path, target: Path, count: int, seed: int = 0) -> Iterator[tuple[str, OceanModel]]:
+    """`count` models, each with one weight, drawn from all of them, scaled by 1.1."""
+    random = np.random.default_rng(seed)
+    proto = onnx.load(path)
+    weights = [
+        w for w in proto.graph.initializer if w.data_type == onnx.TensorProto.FLOAT and len(w.dims) > 0
+    ]
+    sizes = np.array([np.prod(w.dims) for w in weights])
+    for place in random.choice(int(sizes.sum()), count, replace=False):
+        which = int(np.searchsorted(np.cumsum(sizes), place, side="right"))
+        element = int(place - sizes[:which].sum())
+        original = weights[which].raw_data
+        values = onnx.numpy_helper.to_array(weights[which]).copy()
+        values.reshape(-1)[element] *= 1.1
+        weights[which].raw_data = values.tobytes()
+        target.write_bytes(proto.SerializeToString())
+        yield f"{weights[which].name}[{element}]", OceanModel.load(target)
+        weights[which].raw_data = original
+
+
+def test_inputs_hold_every_token_and_the_loop_is_long(model: OceanTransformer, trial: Trial) -> None:
+    assert trial.inputs.shape == (STEPS, sum(BATCHES))
+    assert set(trial.inputs.reshape(-1)) == set(range(model.config.inputs))
+    assert np.all(np.abs(trial.ocean).max(axis=1) > 0)
+
+
+def test_a_large_vocabulary_makes_the_loop_longer() -> None:
+    from ocean_train.model import OceanConfig
+
+    model = OceanTransformer(OceanConfig(501, 501, width=8, layers=1, heads=1))
+    assert set(make_trial(model, steps=3).inputs.reshape(-1)) == set(range(501))
+
+
+def test_a_good_export_passes(tiny: OceanModel, trial: Trial, expected: list[Step]) -> None:
+    parity = verify(tiny, trial, expected)
+    print(parity)
+    assert parity.passed
+    assert parity.largest < 1e-5
+
+
+def test_no_tolerance_lets_a_nan_pass(tiny: OceanModel, trial: Trial, expected: list[Step]) -> None:
+    broken = [{name: (output * np.nan, state) for name, (output, state) in step.items()} for step in expected]
+    parity = verify(tiny, trial, broken)
+    assert not parity.passed
+    assert parity.errors["float32"]["output"].step == 1
+
+
+def check_mutants(
+    path: Path, target: Path, count: int, trial: Trial, expected: list[Step]
+) -> tuple[int, int]:
+    """How many mutants verification caught, and how many have an effect; an effect that it missed fails.
+
+    The effect is measured apart from verification: against the unchanged file, over other inputs, as
+    many. At the edge of the tolerance the two may differ, so only an effect of twice it must be caught.
+    """
+    original = OceanModel.load(path)
+    random = np.random.default_rng(1)
+    longer = Trial(
+        random.integers(trial.inputs.max() + 1, size=(STEPS, sum(BATCHES))),
+        random.standard_normal(trial.ocean.shape).astype(np.float32),
+    )
+    unchanged = list(_as_reference(original, longer))
+    caught = effects = 0
+    for name, mutant in mutants(path, target, count):
+        found = verify(mutant, trial, expected)
+        effect = verify(mutant, longer, unchanged).largest
+        caught += not found.passed
+        effects += effect > found.tolerance
+        assert not found.passed or effect < 2 * found.tolerance, f"{name}: effect {effect:.1e} was missed"
+    return caught, effects
+
+
+def _as_reference(model: OceanModel, trial: Trial) -> Iterator[Step]:
+    from ocean_export.verify import REFERENCES, closed_loop
+
+    for found in closed_loop(model, trial):
+        yield dict.fromkeys(REFERENCES, found)
+
+
+def test_wrong_weights_are_caught(
+    tiny_path: Path, tmp_path: Path, trial: Trial, expected: list[Step]
+) -> None:
+    caught, effects = check_mutants(tiny_path, tmp_path / "mutant.onnx", 4, trial, expected)
+    assert caught >= effects > 0
+
+
+@pytest.mark.soak
+def test_a_hundred_wrong_weights(tiny_path: Path, tmp_path: Path, trial: Trial, expected: list[Step]) -> None:
+    caught, effects = check_mutants(tiny_path, tmp_path / "mutant.onnx", 100, trial, expected)
+    print(
+        f"of 100 weights scaled by 1.1, {effects} change a result by more than the tolerance; {caught} were caught"
+    )
+
+
+def test_parity_says_where_the_error_is(tiny: OceanModel, trial: Trial, expected: list[Step]) -> None:
+    parity: Parity = verify(tiny, trial, expected)
+    assert "float64: state" in str(parity)
+    assert f"at step {parity.errors['float64']['state'].step}" in str(parity)
