@@ -134,7 +134,7 @@ def test_without_torch_it_says_what_to_install_and_help_still_works() -> None:
 def processes() -> ForkServerContext:
     """Starts real processes that need not import PyTorch each: they are forked from one that has."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ocean_train.loop"])
+    context.set_forkserver_preload(["ocean_train.loop", "torch._dynamo"])  # AdamW imports the latter
     return context
 
 
@@ -179,12 +179,12 @@ def test_killed_ten_times_at_random_moments_it_ends_with_the_weights_of_an_unbro
 ) -> None:
     """SIGKILL once a process has begun a random number of saves, and a random while after."""
     unbroken, killed = tmp_path / "unbroken", tmp_path / "killed"
-    options = ["--steps", "400", "--eval-every", "1000", "--save-every", "1"]
+    options = ["--steps", "250", "--eval-every", "1000", "--save-every", "1"]
     call = ["--text", str(text), *TINY, *options]
     assert main([*call, "--out", str(unbroken)]) == 0
     chance = random.Random(0)
     for kill in range(10):
-        goal = kill * 30 + chance.randrange(1, 30)
+        goal = kill * 20 + chance.randrange(1, 20)
         process = processes.Process(
             target=run_into, args=(tmp_path / "printed", [*call, "--out", str(killed)])
         )
@@ -196,10 +196,10 @@ def test_killed_ten_times_at_random_moments_it_ends_with_the_weights_of_an_unbro
         process.kill()
         process.join()
         assert process.exitcode == -signal.SIGKILL
-        assert step_of(killed) < 400
+        assert step_of(killed) < 250
     assert main([*call, "--out", str(killed)]) == 0
     a, b = load(unbroken), load(killed)
-    assert a.step == b.step == 400
+    assert a.step == b.step == 250
     assert a.weights_sha256 == b.weights_sha256
     assert all(torch.equal(a.optimizer[name], b.optimizer[name]) for name in a.optimizer)
 
