@@ -117,12 +117,14 @@ class Checkpoint:
             raise CheckpointError(
                 f"the weights do not hold {self.config.layers} layers; the checkpoint is damaged"
             )
-        with torch.device("meta"):  # no memory is taken for sizes that the weights do not have
-            model = OceanTransformer(self.config, seed=None)
         try:
+            with torch.device("meta"):  # no memory is taken for sizes that the weights do not have
+                model = OceanTransformer(self.config, seed=None)
             model.load_state_dict({name: w.clone() for name, w in self.weights.items()}, assign=True)
-        except RuntimeError as error:
-            raise CheckpointError(f"the weights do not fit the model's configuration: {error}") from None
+        except RuntimeError:
+            raise CheckpointError(
+                f"the weights do not fit {self.config}; the checkpoint is damaged"
+            ) from None
         return model
 
 
@@ -177,12 +179,18 @@ def load(folder: Path | str) -> Checkpoint:
     try:
         files = {part: _file_entry(values["files"][part], part) for part in _PARTS}
         tensors = {part: _read_tensors(folder, *files[part]) for part in _PARTS}
+        config, tokenizer = OceanConfig(**values["model"]["config"]), Tokenizer.from_dict(values["tokenizer"])
+        if config.inputs != tokenizer.size:
+            raise CheckpointError(
+                f"the model takes {config.inputs} tokens and the tokenizer has {tokenizer.size}; "
+                "the checkpoint is damaged"
+            )
         return Checkpoint(
-            config=OceanConfig(**values["model"]["config"]),
+            config=config,
             weights=tensors["weights"],
             optimizer=tensors["optimizer"],
             heldout=_heldout(tensors["heldout"]),
-            tokenizer=Tokenizer.from_dict(values["tokenizer"]),
+            tokenizer=tokenizer,
             step=_whole(values["step"], "step"),
             seed=_whole(values["seed"], "seed"),
             regime=str(values["regime"]),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
     from ocean_train.checkpoint import Checkpoint
     from ocean_train.loop import Settings
 
+NEEDED = {"torch": "PyTorch", "tqdm": "tqdm", "matplotlib": "matplotlib"}
 SAMPLE_TOKENS = {"char": 400, "word": 100}
 SAMPLE_TEMPERATURE = 0.8
 DEFAULT_VOCABULARY = 4000
@@ -24,11 +24,13 @@ DEFAULT_VOCABULARY = 4000
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code: 0, 1 after an error, 128 + signal after a clean stop."""
     args = parser().parse_args(argv)
-    if importlib.util.find_spec("torch") is None:
-        return _fail("ocean-train needs PyTorch: pip install 'oceanstate[train]'")
     with _stop_on_signal() as received:
         try:
             return _run(args, received)
+        except ModuleNotFoundError as error:
+            if error.name not in NEEDED:
+                raise
+            return _fail(f"ocean-train needs {NEEDED[error.name]}: pip install 'oceanstate[train]'")
         except (ValueError, ArithmeticError) as error:  # all that a user can mend is one of these
             return _fail(f"ocean-train: {error}")
         except OSError as error:
@@ -47,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
     data.add_argument(
         "--corpus",
         choices=("plays", "tinyshakespeare"),
-        help="plays (used without --text): Shakespeare's 38; tinyshakespeare: downloaded, or checked in --text",
+        help="plays (used without --text): Shakespeare's 38; tinyshakespeare: fetched, or checked in --text",
     )
     data.add_argument("--tokenizer", choices=("char", "word"), default="char", help="what a token is")
     data.add_argument(

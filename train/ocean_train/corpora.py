@@ -24,6 +24,8 @@ import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ocean_runtime.files import write_atomically
+
 CORPORA = ("plays", "tinyshakespeare")
 PLAYS_SHA256 = "4b3b137579b07e370b954e2cd061991a5635e1d638869cfc1d43bf95ea3b1f8f"
 TINYSHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
@@ -135,7 +137,5 @@ def fetch(address: str, sha256: str, name: str) -> Path:
             f"{address} is not the expected file (SHA-256 {found}); give a copy with --text FILE"
         )
     cache.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{name}-{os.getpid()}.tmp")
-    temporary.write_bytes(content)
-    temporary.replace(path)
+    write_atomically(path, content)
     return path

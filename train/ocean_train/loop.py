@@ -82,7 +82,7 @@ def train(
     stop: Callable[[], bool] = lambda: False,
     say: Callable[[str], None] = lambda line: None,
 ) -> Checkpoint:
-    """Train, or go on training, until `settings.steps` or until `stop()` says so; leaves a checkpoint in `out`.
+    """Train, or go on training, until `settings.steps` or until `stop()` is true; the checkpoint is in `out`.
 
     Raises CheckpointError where `out` holds another run, DivergedError after 100 skipped steps on end.
     """
@@ -265,8 +265,8 @@ def resume(
         )
     try:
         model.load_state_dict(dict(found.weights))
-    except RuntimeError as error:
-        raise CheckpointError(f"{out} holds weights that do not fit its settings: {error}") from None
+    except RuntimeError:
+        raise CheckpointError(f"{out} holds weights that do not fit its settings; it is damaged") from None
     restore_optimizer(model, optimizer, found.optimizer)
     return found
 
