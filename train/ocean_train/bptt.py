@@ -67,15 +67,16 @@ class Tape:
     slope: Tensor  # (L, T, B, F), gelu'(h)
     ohat: Tensor  # (T, B, D), x̂ of the previous ocean
     oinv: Tensor  # (T, B)
+    dmid: Tensor  # (L, T, B, D), written backward: the gradient after the attention
+    dout: Tensor  # (L, T, B, D), written backward: the gradient after the layer
+    memory: Tensor  # what all but x0, mean0 and inv0 are views of
 
 
 class Gradients(NamedTuple):
-    """What the serial backward loop gives beside the tape's overwritten tensors."""
+    """What the serial backward loop gives beside what it writes into the tape."""
 
     dx0: Tensor  # (T, B, D), without what layer 1's q, k, v send
     d_ocean0: Tensor  # (B, D)
-    dmid: Tensor  # (L, T, B, D), after the attention
-    dout: Tensor  # (L, T, B, D), after the layer
     dbqkv: Tensor  # (L, 3D)
     db1: Tensor  # (L, F)
     db2: Tensor  # (L, D)
@@ -98,9 +99,7 @@ def relay(
     of steps whose intermediates are held at once (None: as many as fit in KEPT_BYTES); a longer window is
     recomputed from stored oceans, chunk by chunk, with the same gradient.
     """
-    for name, steps in (("truncate", truncate), ("keep", keep)):
-        if steps is not None and steps < 1:
-            raise ValueError(f"{name} must be a positive number of steps or None, not {steps}")
+    _check(model, x, ocean, reset, valid)
     parameters = [block.get_parameter(name) for block in model.blocks for name in PARAMETERS]
     wanted = torch.is_grad_enabled() and any(t.requires_grad for t in (x, ocean, *parameters))
     B, T, D = x.shape
@@ -162,7 +161,9 @@ class _Chain(torch.autograd.Function):
             else:
                 before = ocean if start == 0 else oceans[:, start - 1]
                 part = [None if m is None else m[:, start:end] for m in (reset, valid)]
-                _, tape = _forward(ctx.matrices, ctx.loops, options.heads, x[:, start:end], before, *part, keep=True)
+                _, tape = _forward(
+                    ctx.matrices, ctx.loops, options.heads, x[:, start:end], before, *part, keep=True
+                )
             d_part = d_oceans[:, start:end].contiguous()
             d_part[:, -1] += carry
             masks = [None if m is None else m[:, start:end].t().contiguous() for m in (stop, valid)]
@@ -171,6 +172,7 @@ class _Chain(torch.autograd.Function):
             carry = gradients.d_ocean0
             dx.append(_token_gradient(ctx.matrices, tape, gradients).transpose(0, 1))
             sums = _add(sums, weight_gradients(tape, gradients))
+            _return_memory(tape)
         assert sums is not None
         back = [dx[0] if len(dx) == 1 else torch.cat(dx[::-1], 1), carry, None, None, None]
         return (*back, *unfold(ctx.stacked, sums))
@@ -197,24 +199,46 @@ def _hoist(matrices: Matrices, heads: int, x: Tensor, keep: bool) -> Tape:
     B, T, D = x.shape
     L, F = matrices.b1.shape
     slots, steps = (L, T) if keep else (1, 1)
-
-    def room(*shape: int) -> Tensor:
-        return x.new_empty(shape)
-
-    hat1, qkv = room(slots if keep else 2, steps, B, D), room(slots if keep else 2, steps, B, 3 * D)
+    deep = max(slots, 2)  # layer 1's tensors and the others' are apart
+    shapes = {
+        "qkv0": (0 if keep else T, B, 3 * D), "hat1": (deep, steps, B, D), "inv1": (deep, steps, B),
+        "qkv": (deep, steps, B, 3 * D), "kvo": (steps, B, L, 2 * D), "a": (slots, steps, B, heads),
+        "y": (slots, steps, B, D), "hat2": (slots, steps, B, D), "inv2": (slots, steps, B),
+        "g": (slots, steps, B, F), "slope": (slots, steps, B, F), "ohat": (steps, B, D), "oinv": (steps, B),
+        "dmid": (slots if keep else 0, steps, B, D), "dout": (slots if keep else 0, steps, B, D),
+    }  # fmt: skip
+    sizes = [-(-math.prod(shape) // 16) * 16 for shape in shapes.values()]
+    memory = _take_memory(sum(sizes), x)
+    parts = memory[: sum(sizes)].split(sizes)
+    views = {
+        name: part[: math.prod(shape)].view(shape)
+        for (name, shape), part in zip(shapes.items(), parts, strict=True)
+    }
     x0 = x.transpose(0, 1).contiguous()
     hat0, mean0, inv0 = torch.native_layer_norm(x0, (D,), None, None, LAYER_NORM_EPS)
-    qkv0 = qkv[0] if keep else room(T, B, 3 * D)
-    torch.addmm(matrices.bqkv[0], hat0.view(-1, D), matrices.wqkv[0].t(), out=qkv0.view(-1, 3 * D))
     if keep:
-        hat1[0] = hat0
-    return Tape(
-        keep=keep, x0=x0, mean0=mean0, inv0=inv0, qkv0=qkv0, hat1=hat1, qkv=qkv,
-        inv1=room(max(slots, 2), steps, B), kvo=room(steps, B, L, 2 * D), a=room(slots, steps, B, heads),
-        y=room(slots, steps, B, D), hat2=room(slots, steps, B, D), inv2=room(slots, steps, B),
-        g=room(slots, steps, B, F), slope=room(slots, steps, B, F),
-        ohat=room(steps, B, D), oinv=room(steps, B),
-    )  # fmt: skip
+        views["hat1"][0] = hat0
+        views["qkv0"] = views["qkv"][0]
+        views["hat1"], views["qkv"], views["inv1"] = (views[name][:L] for name in ("hat1", "qkv", "inv1"))
+    torch.addmm(matrices.bqkv[0], hat0.view(-1, D), matrices.wqkv[0].t(), out=views["qkv0"].view(-1, 3 * D))
+    return Tape(keep=keep, x0=x0, mean0=mean0, inv0=inv0, memory=memory, **views)
+
+
+_spare: list[Tensor] = []
+
+
+def _take_memory(size: int, like: Tensor) -> Tensor:
+    """Room for a tape, from the last one where it fits: fresh pages cost a tenth of a training step."""
+    while _spare:
+        memory = _spare.pop()
+        if len(memory) >= size and memory.dtype == like.dtype and memory.device == like.device:
+            return memory
+    return like.new_empty(size)
+
+
+def _return_memory(tape: Tape) -> None:
+    if tape.memory.device.type == "cpu":  # elsewhere torch's own allocator keeps memory
+        _spare[:] = [tape.memory]
 
 
 def torch_forward(
@@ -270,7 +294,7 @@ def torch_backward(
     T, B, D = tape.x0.shape
     L, H = len(matrices.wo), tape.a.shape[-1]
     root = 1 / math.sqrt(D // H)
-    dx0, dmid, dout = torch.empty_like(tape.x0), torch.empty_like(tape.y), torch.empty_like(tape.y)
+    dx0 = torch.empty_like(tape.x0)
     wkv = matrices.wqkv[:, D:].reshape(-1, D)  # (2DL, D)
     d_ocean = torch.zeros_like(d_oceans[:, 0])
     for t in reversed(range(T)):
@@ -278,11 +302,11 @@ def torch_backward(
         dx = d_ocean if valid is None else torch.where(valid[t, :, None], d_ocean, 0.0)
         for layer in reversed(range(L)):
             slot = (layer, t)
-            dout[slot] = dx
+            tape.dout[slot] = dx
             dh = (dx @ matrices.w2[layer]).mul_(tape.slope[slot])
             tape.slope[slot] = dh
             dx = dx + _normalise_backward(dh @ matrices.w1[layer], tape.hat2[slot], tape.inv2[slot])
-            dmid[slot] = dx
+            tape.dmid[slot] = dx
             dy = (dx @ matrices.wo[layer]).view(B, H, -1)
             q, k, v = tape.qkv[slot].view(B, 3, H, -1).unbind(1)
             k_ocean, v_ocean = tape.kvo[t, :, layer].view(B, 2, H, -1).unbind(1)
@@ -302,7 +326,7 @@ def torch_backward(
             d_ocean = torch.where(stop[t, :, None], 0.0, d_ocean)
     dbqkv = tape.qkv.sum((1, 2))
     dbqkv[:, D:] += tape.kvo.sum((0, 1))
-    return Gradients(dx0, d_ocean, dmid, dout, dbqkv, tape.slope.sum((1, 2)), dout.sum((1, 2)))
+    return Gradients(dx0, d_ocean, dbqkv, tape.slope.sum((1, 2)), tape.dout.sum((1, 2)))
 
 
 def weight_gradients(tape: Tape, gradients: Gradients) -> Matrices:
@@ -318,10 +342,10 @@ def weight_gradients(tape: Tape, gradients: Gradients) -> Matrices:
     return Matrices(
         dwqkv,
         gradients.dbqkv,
-        over_rows(gradients.dmid, tape.y),
+        over_rows(tape.dmid, tape.y),
         over_rows(tape.slope, tape.hat2),
         gradients.db1,
-        over_rows(gradients.dout, tape.g),
+        over_rows(tape.dout, tape.g),
         gradients.db2,
     )
 
@@ -386,6 +410,24 @@ def _stops(x: Tensor, reset: Tensor | None, truncate: int | None) -> Tensor | No
     steps = torch.arange(x.shape[1], device=x.device)
     cut = ((steps > 0) & (steps % truncate == 0)).expand(x.shape[:2])
     return cut if reset is None else cut | reset
+
+
+def _check(
+    model: OceanTransformer, x: Tensor, ocean: Tensor, reset: Tensor | None, valid: Tensor | None
+) -> None:
+    """The native loops trust shapes and dtypes."""
+    B, T, D = x.shape
+    if T < 1:
+        raise ValueError("a window needs at least one step; got none")
+    dtypes = {p.dtype for p in model.blocks.parameters()}
+    if ocean.shape != (B, D) or {x.dtype, ocean.dtype} | dtypes != {x.dtype}:
+        raise ValueError(
+            f"the ocean must be ({B}, {D}) in the model's dtype {x.dtype}, "
+            f"not {tuple(ocean.shape)} in {ocean.dtype}"
+        )
+    for name, mask in (("reset", reset), ("valid", valid)):
+        if mask is not None and (mask.shape != (B, T) or mask.dtype != torch.bool):
+            raise ValueError(f"{name} must be ({B}, {T}) bool, not {tuple(mask.shape)} {mask.dtype}")
 
 
 def _add(total: Matrices | None, part: Matrices) -> Matrices:

@@ -86,7 +86,7 @@ class Loops:
 
         T, B, D = tape.x0.shape
         L = len(matrices.wo)
-        dx0, dmid, dout = torch.empty_like(tape.x0), torch.empty_like(tape.y), torch.empty_like(tape.y)
+        dx0 = torch.empty_like(tape.x0)
         d_ocean0 = d_oceans.new_empty(B, D)
         sums = d_oceans.new_zeros(self._blocks(B), L, 8 * D)
         tensors = {
@@ -98,15 +98,15 @@ class Loops:
             "valid": valid,
             "d_oceans": d_oceans,
             "dqkv0": tape.qkv0,
-            "dmid": dmid,
-            "dout": dout,
+            "dmid": tape.dmid,
+            "dout": tape.dout,
             "dx0": dx0,
             "d_ocean0": d_ocean0,
             "sums": sums,
         }
         self._call(self._backward, matrices, tape, tensors)
         dbqkv, db1, db2 = sums.sum(0).split([3 * D, 4 * D, D], 1)
-        return Gradients(dx0, d_ocean0, dmid, dout, dbqkv, db1, db2)
+        return Gradients(dx0, d_ocean0, dbqkv, db1, db2)
 
     def pack(self, matrices: Tensor, transposed: bool) -> Tensor:
         """(L, out, in) -> panels of a few columns, for x Wᵀ where `transposed`, else for x W."""
@@ -128,7 +128,11 @@ class Loops:
         return threads * -(-B // (threads * self._block))
 
     def _call(
-        self, function: ctypes._NamedFuncPointer, matrices: Matrices, tape: Tape, tensors: dict[str, Tensor | None]
+        self,
+        function: ctypes._NamedFuncPointer,
+        matrices: Matrices,
+        tape: Tape,
+        tensors: dict[str, Tensor | None],
     ) -> None:
         T, B, D = tape.x0.shape
         args = _Args(
@@ -190,7 +194,9 @@ def _digest() -> str:
     cpu = platform.processor() + platform.machine()
     if sys.platform == "linux":
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu += "".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
+        cpu += "".join(
+            sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
+        )
     parts = (SOURCE.read_text(), " ".join(FLAGS), cpu, torch.__version__)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 

@@ -146,7 +146,9 @@ def block(config: OceanConfig, w: Weights, x: Array, o: Array) -> tuple[Array, T
     return x, dict(zip(names, values, strict=True))
 
 
-def block_backward(config: OceanConfig, w: Weights, tape: Tape, dx: Array, into: Weights) -> tuple[Array, Array]:
+def block_backward(
+    config: OceanConfig, w: Weights, tape: Tape, dx: Array, into: Weights
+) -> tuple[Array, Array]:
     """dx (B, D) of the layer's output -> those of its input and of the ocean it read."""
     # x ← x + W2 gelu(W1 LN2(x) + b1) + b2
     into["w2.weight"] += dx.T @ tape["g"]
@@ -210,9 +212,7 @@ def layer_norm(x: Array, weight: Array, bias: Array) -> tuple[Array, tuple[Array
     return centred * inverse * weight + bias, (centred * inverse, inverse)
 
 
-def layer_norm_backward(
-    dn: Array, kept: tuple[Array, Array], w: Weights, into: Weights, name: str
-) -> Array:
+def layer_norm_backward(dn: Array, kept: tuple[Array, Array], w: Weights, into: Weights, name: str) -> Array:
     """dx = (dx̂ − mean(dx̂) − x̂ mean(dx̂ x̂)) / σ with dx̂ = g dn."""
     hat, inverse = kept
     into[f"{name}.weight"] += (dn * hat).sum(0)
