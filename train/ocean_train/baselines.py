@@ -9,6 +9,7 @@ Axes: B batch, T steps, D width, L layers, H heads, K = D/H, F = 4D, M observati
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -39,7 +40,8 @@ class StandardBlock(nn.Module):
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, H, T, K) each
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=visible is None)
         x = x + self.wo(y.transpose(1, 2).flatten(-2))
-        return x + self.w2(F.gelu(self.w1(self.norm2(x))))
+        added: Tensor = self.w2(F.gelu(self.w1(self.norm2(x))))
+        return x + added
 
 
 class StandardTransformer(nn.Module):
@@ -133,7 +135,7 @@ class Recurrent(nn.Module):
         return self.head(self.norm(torch.cat(outputs, 1))), state
 
     def _advance(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        layered = state.unflatten(1, (-1, self.config.layers, self.width)).permute(1, 2, 0, 3).contiguous()
+        layered = state.view(len(state), -1, self.config.layers, self.width).permute(1, 2, 0, 3).contiguous()
         if isinstance(self.cell, nn.LSTM):
             out, (h, c) = self.cell(x, (layered[0], layered[1]))
             after = torch.stack([h, c])
@@ -187,4 +189,4 @@ def _runs(T: int, reset: Tensor | None, valid: Tensor | None) -> list[tuple[int,
     if valid is not None:
         new[1:] |= (valid[:, 1:] != valid[:, :-1]).any(0).cpu()
     starts = [*new.nonzero().flatten().tolist(), T]
-    return list(zip(starts[:-1], starts[1:], strict=True))
+    return list(pairwise(starts))

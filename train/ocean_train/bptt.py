@@ -26,9 +26,9 @@ from ocean_train.model import LAYER_NORM_EPS, OceanTransformer
 KEPT_BYTES = 2**30
 """Where the tape of a window would be larger, it is recomputed in chunks of steps that fit."""
 PARAMETERS = (
-    "norm1.weight norm1.bias wq.weight wk.weight wv.weight wo.weight "
-    "norm2.weight norm2.bias w1.weight w1.bias w2.weight w2.bias"
-).split()
+    *("norm1.weight", "norm1.bias", "wq.weight", "wk.weight", "wv.weight", "wo.weight"),
+    *("norm2.weight", "norm2.bias", "w1.weight", "w1.bias", "w2.weight", "w2.bias"),
+)
 
 
 class Matrices(NamedTuple):
@@ -102,9 +102,8 @@ def relay(
     _check(model, x, ocean, reset, valid)
     parameters = [block.get_parameter(name) for block in model.blocks for name in PARAMETERS]
     wanted = torch.is_grad_enabled() and any(t.requires_grad for t in (x, ocean, *parameters))
-    B, T, D = x.shape
     if keep is None:
-        step_bytes = 20 * D * model.config.layers * B * x.element_size()
+        step_bytes = 20 * model.config.layers * x[:, 0].numel() * x.element_size()
         keep = max(1, KEPT_BYTES // max(step_bytes, 1))
     options = _Options(model.config.heads, truncate, keep if wanted else 0, use_native)
     oceans: Tensor = _Chain.apply(x, ocean, reset, valid, options, *parameters)  # type: ignore[no-untyped-call]
@@ -141,7 +140,7 @@ class _Chain(torch.autograd.Function):
         return oceans
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, d_oceans: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.spent:
             raise RuntimeError("this window's gradient was taken already and its tape is gone; run it again")
@@ -160,10 +159,13 @@ class _Chain(torch.autograd.Function):
                 tape, ctx.tape = ctx.tape, None
             else:
                 before = ocean if start == 0 else oceans[:, start - 1]
-                part = [None if m is None else m[:, start:end] for m in (reset, valid)]
+                piece = slice(start, end)
                 _, tape = _forward(
-                    ctx.matrices, ctx.loops, options.heads, x[:, start:end], before, *part, keep=True
-                )
+                    ctx.matrices, ctx.loops, options.heads, x[:, piece], before,
+                    None if reset is None else reset[:, piece],
+                    None if valid is None else valid[:, piece],
+                    keep=True,
+                )  # fmt: skip
             d_part = d_oceans[:, start:end].contiguous()
             d_part[:, -1] += carry
             masks = [None if m is None else m[:, start:end].t().contiguous() for m in (stop, valid)]
@@ -209,7 +211,7 @@ def _hoist(matrices: Matrices, heads: int, x: Tensor, keep: bool) -> Tape:
     }  # fmt: skip
     sizes = [-(-math.prod(shape) // 16) * 16 for shape in shapes.values()]
     memory = _take_memory(sum(sizes), x)
-    parts = memory[: sum(sizes)].split(sizes)
+    parts = torch.split(memory[: sum(sizes)], sizes)
     views = {
         name: part[: math.prod(shape)].view(shape)
         for (name, shape), part in zip(shapes.items(), parts, strict=True)
@@ -400,7 +402,8 @@ def _normalise(x: Tensor) -> tuple[Tensor, Tensor]:
 def _normalise_backward(d: Tensor, hat: Tensor, inv: Tensor) -> Tensor:
     """(dx̂ − mean(dx̂) − x̂ mean(dx̂ x̂)) / σ"""
     centred = d - d.mean(-1, keepdim=True) - hat * (d * hat).mean(-1, keepdim=True)
-    return centred * inv[..., None]
+    dx: Tensor = centred * inv[..., None]
+    return dx
 
 
 def _stops(x: Tensor, reset: Tensor | None, truncate: int | None) -> Tensor | None:

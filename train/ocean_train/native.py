@@ -29,11 +29,13 @@ SOURCE = Path(__file__).with_name("relay.cpp")
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp")
 SUFFIXES = {torch.float32: "f32", torch.float64: "f64"}
 
-SIZES = "B T D L H threads blocks keep".split()
+# The fields of relay.cpp's Args, in its order.
+SIZES = ("B", "T", "D", "L", "H", "threads", "blocks", "keep")
 POINTERS = (
-    "wq wkv wo w1 w2 w2t w1t wot wqkvt bqkv b1 b2 x0 qkv0 ocean0 reset valid hat1 inv1 qkv kvo a y "
-    "hat2 inv2 g slope ohat oinv oceans d_oceans dqkv0 dmid dout dx0 d_ocean0 sums"
-).split()
+    *("wq", "wkv", "wo", "w1", "w2", "w2t", "w1t", "wot", "wqkvt", "bqkv", "b1", "b2"),
+    *("x0", "qkv0", "ocean0", "reset", "valid", "hat1", "inv1", "qkv", "kvo", "a", "y", "hat2", "inv2"),
+    *("g", "slope", "ohat", "oinv", "oceans", "d_oceans", "dqkv0", "dmid", "dout", "dx0", "d_ocean0", "sums"),
+)
 
 
 class _Args(ctypes.Structure):
@@ -84,7 +86,7 @@ class Loops:
         """See `bptt.torch_backward`."""
         from ocean_train.bptt import Gradients
 
-        T, B, D = tape.x0.shape
+        _, B, D = tape.x0.shape
         L = len(matrices.wo)
         dx0 = torch.empty_like(tape.x0)
         d_ocean0 = d_oceans.new_empty(B, D)
@@ -105,7 +107,7 @@ class Loops:
             "sums": sums,
         }
         self._call(self._backward, matrices, tape, tensors)
-        dbqkv, db1, db2 = sums.sum(0).split([3 * D, 4 * D, D], 1)
+        dbqkv, db1, db2 = torch.split(sums.sum(0), [3 * D, 4 * D, D], 1)
         return Gradients(dx0, d_ocean0, dbqkv, db1, db2)
 
     def pack(self, matrices: Tensor, transposed: bool) -> Tensor:

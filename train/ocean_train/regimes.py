@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ocean_train import bptt, serial
-from ocean_train.model import OceanTransformer, Relay, position_loss
+from ocean_train.model import OceanConfig, OceanTransformer, Relay, position_loss
 
 REGIMES = ("serial", "full", "detach")
 
@@ -98,7 +98,9 @@ def backward(
     """
     _check(regime, truncate, keep, sweeps)
     shared = isinstance(model, DistributedDataParallel)
-    module = model.module if shared else model
+    module: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
+    config = module.config
+    assert isinstance(config, OceanConfig)
     if valid is not None:
         inputs, targets = (_blank(t, valid) for t in (inputs, targets))
     count = torch.tensor(float(inputs.shape[0] * inputs.shape[1] if valid is None else valid.sum()))
@@ -114,9 +116,10 @@ def backward(
             outputs, after = model(inputs, ocean, relay=how, **options)
         else:
             outputs, after = model(inputs, ocean, **options)
-        losses = position_loss(module.config, outputs, targets)
+        losses = position_loss(config, outputs, targets)
         loss = (losses if valid is None else losses[valid]).sum() / count.clamp(min=1).to(losses)
-        (loss * (dist.get_world_size() if shared else 1)).backward()  # DDP takes the mean over processes
+        mean_of = dist.get_world_size() if shared else 1  # DDP takes the mean over processes
+        (loss * mean_of).backward()  # type: ignore[no-untyped-call]
         loss = loss.detach()
     if shared:
         dist.all_reduce(loss)
@@ -161,8 +164,10 @@ def _serial_backward(
         {name: array(p) for name, p in parameters.items()},
         array(inputs),
         array(targets),
-        *(None if t is None else array(t) for t in (ocean, reset, valid)),
-        truncate=truncate,
+        None if ocean is None else array(ocean),
+        None if reset is None else reset.cpu().numpy(),
+        None if valid is None else valid.cpu().numpy(),
+        truncate,
     )
     rows = inputs.shape[0] * inputs.shape[1] if valid is None else int(valid.sum())
     share = rows / max(count.item(), 1)  # of the mean over all processes

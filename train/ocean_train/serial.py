@@ -141,9 +141,8 @@ def block(config: OceanConfig, w: Weights, x: Array, o: Array) -> tuple[Array, T
     cdf = 0.5 * (1 + _erf(h / math.sqrt(2)).astype(np.float64))
     g = h * cdf
     x = x + g @ w["w2.weight"].T + w["w2.bias"]
-    names = "n m q k v k_ocean v_ocean a y n2 h cdf g ln_n ln_m ln_n2".split()
-    values = (n, m, q, k, v, k_ocean, v_ocean, a, y, n2, h, cdf, g, ln_n, ln_m, ln_n2)
-    return x, dict(zip(names, values, strict=True))
+    tape = {"n": n, "m": m, "q": q, "k": k, "v": v, "k_ocean": k_ocean, "v_ocean": v_ocean, "a": a, "y": y}
+    return x, tape | {"n2": n2, "h": h, "cdf": cdf, "g": g, "ln_n": ln_n, "ln_m": ln_m, "ln_n2": ln_n2}
 
 
 def block_backward(
@@ -218,7 +217,8 @@ def layer_norm_backward(dn: Array, kept: tuple[Array, Array], w: Weights, into: 
     into[f"{name}.weight"] += (dn * hat).sum(0)
     into[f"{name}.bias"] += dn.sum(0)
     d = dn * w[f"{name}.weight"]
-    return (d - d.mean(-1, keepdims=True) - hat * (d * hat).mean(-1, keepdims=True)) * inverse
+    dx: Array = (d - d.mean(-1, keepdims=True) - hat * (d * hat).mean(-1, keepdims=True)) * inverse
+    return dx
 
 
 def _of(weights: Weights, prefix: str) -> Weights:
