@@ -359,7 +359,8 @@ def _token_gradient(matrices: Matrices, tape: Tape, gradients: Gradients) -> Ten
     through, _, _ = torch.ops.aten.native_layer_norm_backward(
         d_hat.view(T, B, D), tape.x0, (D,), tape.mean0, tape.inv0, None, None, (True, False, False)
     )
-    return gradients.dx0 + through
+    dx: Tensor = gradients.dx0 + through
+    return dx
 
 
 def _stack(parameters: tuple[Tensor, ...]) -> dict[str, Tensor]:

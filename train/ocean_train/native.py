@@ -10,9 +10,11 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import logging
 import os
 import platform
 import sys
+import sysconfig
 import tempfile
 import warnings
 from pathlib import Path
@@ -175,14 +177,20 @@ def _library() -> ctypes.CDLL | None:
             _build(path)
         return ctypes.CDLL(str(path))
     except Exception as error:  # torch's build tools raise almost anything
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         warnings.warn(
-            f"the native loops could not be built ({reason}), so training runs PyTorch's, which take "
+            f"the native loops could not be built ({_reason(error)}), so training runs PyTorch's, which take "
             "several times as long on a CPU; a C++ compiler (such as g++) and ninja would help",
             RuntimeWarning,
             stacklevel=2,
         )
         return None
+
+
+def _reason(error: Exception) -> str:
+    """The line of a build's output that names the trouble."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    telling = [line for line in lines[1:] if "not found" in line or "error:" in line]
+    return (telling or lines)[0][:200]
 
 
 def cache_folder() -> Path:
@@ -207,14 +215,21 @@ def _build(path: Path) -> None:
     """Compile with torch's own tools in a fresh folder, then move into place: safe with several processes."""
     from torch.utils import cpp_extension
 
+    logging.getLogger(cpp_extension.__name__).setLevel(logging.ERROR)  # what goes wrong is said below
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        cpp_extension.load(
-            "relay",
-            [str(SOURCE)],
-            extra_cflags=list(FLAGS),
-            extra_ldflags=["-fopenmp"],
-            build_directory=folder,
-            is_python_module=False,
-        )
-        next(Path(folder).glob("relay*.so")).replace(path)
+    search = os.environ.get("PATH", "")
+    # ninja is installed beside python, which need not be an activated environment's.
+    os.environ["PATH"] = os.pathsep.join([search, sysconfig.get_path("scripts")])
+    try:
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            cpp_extension.load(
+                "relay",
+                [str(SOURCE)],
+                extra_cflags=list(FLAGS),
+                extra_ldflags=["-fopenmp"],
+                build_directory=folder,
+                is_python_module=False,
+            )
+            next(Path(folder).glob("relay*.so")).replace(path)
+    finally:
+        os.environ["PATH"] = search
