@@ -203,7 +203,7 @@ def plain_relay(
     return torch.stack(oceans, dim=1)
 
 
-def initialise(model: OceanTransformer, seed: int) -> None:
+def initialise(model: nn.Module, seed: int) -> None:
     """Draw all weights from `seed`: matrices N(0, 1/fan_in), embeddings N(0, 1), biases 0, LayerNorm 1 and 0.
 
     Small weights (0.02) leave every key near zero, so that a stays at ½ and the read path never wakes up;

@@ -1,57 +1,199 @@
 """The training regimes: how the oceans of a window are computed, and what gradient flows through them.
 
-`full` trains the exact chain through time; `detach` computes the oceans first, without gradient, then
-trains all T steps in parallel with the oceans as constants.
+- `serial`: the chain by hand in NumPy float64 (ocean_train.serial). The oracle; slow, and trains.
+- `full`: the exact chain through time, fast (ocean_train.bptt).
+- `detach`: the oceans first, without gradient, then all T steps in parallel with the oceans as constants.
+
+Axes: B batch, T steps, D width, M observation features.
 """
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from functools import partial
 
-from ocean_train.model import OceanTransformer, Relay, plain_relay, position_loss
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ocean_train import bptt, serial
+from ocean_train.model import OceanConfig, OceanTransformer, Relay, position_loss
+
+REGIMES = ("serial", "full", "detach")
+
+
+def relay(
+    regime: str, *, truncate: int | None = None, keep: int | None = None, sweeps: int | None = None
+) -> Relay:
+    """The relay of `full` or `detach`; ValueError for an unknown regime, or an option that is another's.
+
+    `truncate` (full): cut the ocean's gradient every so many steps. `keep` (full): hold the intermediates of
+    so many steps at once and recompute the rest. `sweeps` (detach): see `detach_relay`.
+    """
+    _check(regime, truncate, keep, sweeps)
+    if regime == "detach":
+        return partial(detach_relay, sweeps=sweeps)
+    return partial(bptt.relay, truncate=truncate, keep=keep)
 
 
 def detach_relay(
-    model: OceanTransformer, x: Tensor, ocean: Tensor, reset: Tensor | None, valid: Tensor | None
+    model: OceanTransformer,
+    x: Tensor,
+    ocean: Tensor,
+    reset: Tensor | None,
+    valid: Tensor | None,
+    *,
+    sweeps: int | None = None,
 ) -> Tensor:
-    """All T steps at once from oceans computed beforehand without gradient; the same values as `full`."""
+    """All T steps at once from oceans computed beforehand without gradient; the same values as `full`.
+
+    With `sweeps` = K nothing is serial: K times, all T steps are computed at once from the oceans of the
+    sweep before (the first sweep's are zero), and only the last sweep has a gradient. A sweep makes one more
+    step exact, so that K = T is exact and fewer are an approximation.
+    """
     with torch.no_grad():
-        oceans = plain_relay(model, x, ocean, reset, valid)
-        before = torch.cat([ocean[:, None], oceans[:, :-1]], dim=1)
-        if reset is not None:
-            before = torch.where(reset[..., None], torch.zeros_like(before), before)
+        if sweeps is None:
+            oceans = bptt.relay(model, x, ocean, reset, valid)
+        else:
+            oceans = torch.zeros_like(x)
+            for _ in range(sweeps - 1):
+                oceans = _sweep(model, x, _before(oceans, ocean, reset), valid)
+        before = _before(oceans, ocean, reset)
+    return _sweep(model, x, before, valid)
+
+
+def _before(oceans: Tensor, ocean: Tensor, reset: Tensor | None) -> Tensor:
+    """oₜ₋₁ for each t, (B, T, D)."""
+    before = torch.cat([ocean[:, None], oceans[:, :-1]], dim=1)
+    return before if reset is None else torch.where(reset[..., None], 0.0, before)
+
+
+def _sweep(model: OceanTransformer, x: Tensor, before: Tensor, valid: Tensor | None) -> Tensor:
     after = model.advance(x, before)
     return after if valid is None else torch.where(valid[..., None], after, before)
 
 
-RELAYS: dict[str, Relay] = {"full": plain_relay, "detach": detach_relay}
-
-
-def relay(regime: str) -> Relay:
-    """The relay of a regime; raises ValueError for an unknown one."""
-    if regime not in RELAYS:
-        raise ValueError(f"unknown regime {regime!r}; choose {' or '.join(RELAYS)}")
-    return RELAYS[regime]
-
-
 def backward(
-    model: OceanTransformer,
+    model: nn.Module,
     regime: str,
     inputs: Tensor,
     targets: Tensor,
     ocean: Tensor | None = None,
     reset: Tensor | None = None,
     valid: Tensor | None = None,
+    *,
+    truncate: int | None = None,
+    keep: int | None = None,
+    sweeps: int | None = None,
 ) -> tuple[float, Tensor]:
     """One window forward and backward: adds the loss's gradient to every `.grad`.
 
     inputs (B, T) or (B, T, M), targets (B, T) or (B, T, outputs), ocean (B, D) or None, reset and valid
-    (B, T) bool or None. Returns the mean loss over the valid steps and the ocean after the window (B, D),
-    cut from the graph.
+    (B, T) bool or None; `relay` has the options. Returns the mean loss over the valid steps and the ocean
+    after the window (B, D), cut from the graph. Whatever stands in padded inputs and targets is ignored.
+
+    The model may be a baseline (ocean_train.baselines), which has no regimes, and may be wrapped in
+    DistributedDataParallel: then loss and gradient are those of all processes' rows together.
     """
-    outputs, ocean = model(inputs, ocean, reset=reset, valid=valid, relay=relay(regime))
-    losses = position_loss(model.config, outputs, targets)
-    loss = losses.mean() if valid is None else losses[valid].mean()
-    loss.backward()  # type: ignore[no-untyped-call]
-    return loss.item(), ocean.detach()
+    _check(regime, truncate, keep, sweeps)
+    shared = isinstance(model, DistributedDataParallel)
+    module: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
+    config = module.config
+    assert isinstance(config, OceanConfig)
+    if valid is not None:
+        inputs, targets = (_blank(t, valid) for t in (inputs, targets))
+    count = torch.tensor(float(inputs.shape[0] * inputs.shape[1] if valid is None else valid.sum()))
+    if shared:
+        count = count.to(inputs.device)
+        dist.all_reduce(count)
+    if isinstance(module, OceanTransformer) and regime == "serial":
+        loss, after = _serial_backward(module, inputs, targets, ocean, reset, valid, truncate, count, shared)
+    else:
+        options = {"reset": reset, "valid": valid}
+        if isinstance(module, OceanTransformer):
+            how = relay(regime, truncate=truncate, keep=keep, sweeps=sweeps)
+            outputs, after = model(inputs, ocean, relay=how, **options)
+        else:
+            outputs, after = model(inputs, ocean, **options)
+        losses = position_loss(config, outputs, targets)
+        loss = (losses if valid is None else losses[valid]).sum() / count.clamp(min=1).to(losses)
+        mean_of = dist.get_world_size() if shared else 1  # DDP takes the mean over processes
+        (loss * mean_of).backward()  # type: ignore[no-untyped-call]
+        loss = loss.detach()
+    if shared:
+        dist.all_reduce(loss)
+    return loss.item(), after.detach()
+
+
+def predict(
+    model: nn.Module,
+    inputs: Tensor,
+    state: Tensor | None = None,
+    *,
+    reset: Tensor | None = None,
+    valid: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Outputs and state without gradient, the fastest way there is: model(inputs, state) for any model."""
+    with torch.no_grad():
+        if isinstance(model, OceanTransformer):
+            outputs, state = model(inputs, state, reset=reset, valid=valid, relay=bptt.relay)
+        else:
+            outputs, state = model(inputs, state, reset=reset, valid=valid)
+    return outputs, state
+
+
+def _serial_backward(
+    model: OceanTransformer,
+    inputs: Tensor,
+    targets: Tensor,
+    ocean: Tensor | None,
+    reset: Tensor | None,
+    valid: Tensor | None,
+    truncate: int | None,
+    count: Tensor,
+    shared: bool,
+) -> tuple[Tensor, Tensor]:
+    def array(t: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+        numbers = t.detach().cpu()
+        return np.asarray(numbers.double() if numbers.is_floating_point() else numbers)
+
+    parameters = dict(model.named_parameters())
+    window = serial.run(
+        model.config,
+        {name: array(p) for name, p in parameters.items()},
+        array(inputs),
+        array(targets),
+        None if ocean is None else array(ocean),
+        None if reset is None else reset.cpu().numpy(),
+        None if valid is None else valid.cpu().numpy(),
+        truncate,
+    )
+    rows = inputs.shape[0] * inputs.shape[1] if valid is None else int(valid.sum())
+    share = rows / max(count.item(), 1)  # of the mean over all processes
+    for name, p in parameters.items():
+        gradient = torch.from_numpy(window.gradients[name] * share).to(p)
+        if shared:
+            dist.all_reduce(gradient)
+        p.grad = gradient if p.grad is None else p.grad + gradient
+    like = model.head.weight
+    loss = torch.tensor(window.loss * share, dtype=torch.float64)
+    return loss.to(like.device) if shared else loss, torch.from_numpy(window.ocean).to(like)
+
+
+def _blank(values: Tensor, valid: Tensor) -> Tensor:
+    """Zeros where padded: a NaN there would otherwise reach the gradient as 0 · NaN."""
+    return torch.where(valid.view(*valid.shape, *[1] * (values.dim() - 2)), values, 0)
+
+
+def _check(regime: str, truncate: int | None, keep: int | None, sweeps: int | None) -> None:
+    if regime not in REGIMES:
+        raise ValueError(f"unknown regime {regime!r}; choose {', '.join(REGIMES[:-1])} or {REGIMES[-1]}")
+    allowed = {"serial": ("truncate",), "full": ("truncate", "keep"), "detach": ("sweeps",)}[regime]
+    for name, value in (("truncate", truncate), ("keep", keep), ("sweeps", sweeps)):
+        if value is None:
+            continue
+        if name not in allowed:
+            raise ValueError(f"the regime {regime} has no option {name}; it has {' and '.join(allowed)}")
+        if value < 1:
+            raise ValueError(f"{name} must be a positive number or None, not {value}")

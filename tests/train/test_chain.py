@@ -1,0 +1,177 @@
+"""The exact chain: the oracle, autograd over the plain loop, and both fast versions give the same gradient."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from chain_setup import Case, error, make
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ocean_train import bptt, native, regimes, serial
+from ocean_train.model import Relay, plain_relay, position_loss
+from torch import Tensor
+
+ORACLE = 1e-10  # float64: the oracle's own rounding is near 1e-15
+FLOAT32 = 1e-5  # float32 rounds at 6e-8; the chain sums a few thousand such
+
+TORCH: Relay = partial(bptt.relay, use_native=False)
+CHUNKED: Relay = partial(bptt.relay, keep=2)
+FAST = {"torch": TORCH, "native": bptt.relay, "recomputed": CHUNKED}
+
+
+def gradients(case: Case, relay: Relay) -> dict[str, Tensor]:
+    """Loss, last ocean, the initial ocean's gradient and every parameter's, by autograd through `relay`."""
+    case.model.zero_grad()
+    ocean = case.ocean.clone().requires_grad_()
+    outputs, last = case.model(case.inputs, ocean, reset=case.reset, valid=case.valid, relay=relay)
+    losses = position_loss(case.model.config, outputs, case.targets)
+    loss = losses.mean() if case.valid is None else losses[case.valid].sum() / case.valid.sum().clamp(min=1)
+    loss.backward()
+    found = {"loss": loss.detach(), "last": last.detach(), "ocean": ocean.grad}
+    return found | {name: p.grad for name, p in case.model.named_parameters()}
+
+
+def oracle(case: Case, truncate: int | None = None) -> dict[str, Tensor]:
+    weights = {name: p.detach().double().numpy() for name, p in case.model.named_parameters()}
+    masks = [None if m is None else m.numpy() for m in (case.reset, case.valid)]
+    window = serial.run(
+        case.model.config,
+        weights,
+        case.inputs.numpy(),
+        case.targets.numpy(),
+        case.ocean.numpy(),
+        *masks,
+        truncate,
+    )
+    found = {"loss": np.float64(window.loss), "last": window.ocean, "ocean": window.ocean_gradient}
+    return {name: torch.as_tensor(value) for name, value in (found | window.gradients).items()}
+
+
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:
+    assert found.keys() == expected.keys()
+    errors = {name: error(found[name].double(), expected[name].double()) for name in expected}
+    worst = max(errors, key=lambda name: errors[name])
+    print(f"largest relative error {errors[worst]:.1e} ({worst}), tolerance {tolerance:.0e}")
+    assert errors[worst] < tolerance, worst
+
+
+def test_the_native_loops_are_built() -> None:
+    assert native.loops(torch.zeros(1)) is not None
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("heads", [1, 4])
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_oracle_and_fast_chains_match_autograd(layers: int, heads: int, masked: bool) -> None:
+    case = make(3, 6, 16, layers, heads, masked=masked)
+    expected = gradients(case, plain_relay)
+    assert_same(oracle(case), expected, ORACLE)
+    for relay in FAST.values():
+        assert_same(gradients(case, relay), expected, ORACLE)
+
+
+@pytest.mark.parametrize(
+    "kind,head", [("features", "regression"), ("features", "classes"), ("tokens", "classes")]
+)
+def test_other_inputs_and_heads_match_autograd(kind: Any, head: Any) -> None:
+    case = make(3, 5, 8, kind=kind, head=head, masked=True)
+    expected = gradients(case, plain_relay)
+    assert_same(oracle(case), expected, ORACLE)
+    assert_same(gradients(case, bptt.relay), expected, ORACLE)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("sizes", [(32, 16, 64, 2, 4), (5, 9, 40, 3, 5), (50, 6, 128, 2, 4)])
+def test_float32_matches_the_plain_loop(sizes: tuple[int, ...], masked: bool) -> None:
+    case = make(*sizes, masked=masked, dtype=torch.float32)
+    expected = gradients(case, plain_relay)
+    for relay in FAST.values():
+        assert_same(gradients(case, relay), expected, FLOAT32)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_any_sizes(data: st.DataObject) -> None:
+    H, B, T, K, L = (data.draw(st.integers(*span)) for span in ((1, 4), (1, 15), (1, 7), (3, 11), (1, 3)))
+    case = make(B, T, H * K, L, H, masked=data.draw(st.booleans()), seed=data.draw(st.integers(0, 99)))
+    keep = data.draw(st.integers(1, 8), "keep")
+    expected = gradients(case, plain_relay)
+    assert_same(oracle(case), expected, ORACLE)
+    for relay in (TORCH, bptt.relay, partial(bptt.relay, keep=keep)):
+        assert_same(gradients(case, relay), expected, ORACLE)
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_a_truncated_window_matches_the_oracle(name: str) -> None:
+    case = make(3, 7, 8, masked=True)
+    relay = partial(FAST[name], truncate=3)
+    assert_same(gradients(case, relay), oracle(case, truncate=3), ORACLE)
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_truncation_lets_exactly_nothing_through(name: str) -> None:
+    case = make(2, 6, 8)
+    x = case.model.embed(case.inputs).detach().requires_grad_()
+    oceans = FAST[name](case.model, x, case.ocean, None, None, truncate=3)  # type: ignore[call-arg]
+    oceans[:, 3:].square().sum().backward()
+    assert x.grad is not None
+    assert (x.grad[:, :3] == 0).all()
+    assert (x.grad[:, 3:] != 0).all()
+
+
+def test_one_step_of_gradient_is_detach() -> None:
+    case = make(4, 6, 16, masked=True)
+    expected = gradients(case, regimes.relay("detach"))
+    found = gradients(case, regimes.relay("full", truncate=1))
+    # The initial ocean itself gets a gradient from its first reader in `full` alone.
+    assert expected.pop("ocean") is None
+    del found["ocean"]
+    assert_same(found, expected, ORACLE)
+
+
+def test_no_gradient_wanted_gives_the_same_oceans() -> None:
+    case = make(5, 6, 24, 3, masked=True)
+    expected, _ = case.model(case.inputs, case.ocean, reset=case.reset, valid=case.valid)
+    with torch.no_grad():
+        for relay in (TORCH, bptt.relay):
+            found, _ = case.model(case.inputs, case.ocean, reset=case.reset, valid=case.valid, relay=relay)
+            assert error(found, expected) < ORACLE
+    found, _ = regimes.predict(case.model, case.inputs, case.ocean, reset=case.reset, valid=case.valid)
+    assert error(found, expected) < ORACLE
+
+
+def test_results_do_not_depend_on_earlier_windows_or_on_grouping() -> None:
+    """Bit for bit: memory is reused between windows, and rows are computed in blocks."""
+    case = make(7, 5, 32, dtype=torch.float32)
+    first = gradients(case, bptt.relay)
+    gradients(make(11, 8, 32, masked=True, dtype=torch.float32), bptt.relay)
+    again = gradients(case, bptt.relay)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    x = case.model.embed(case.inputs)
+    alone = torch.cat(
+        [bptt.relay(case.model, x[i : i + 1], case.ocean[i : i + 1], None, None) for i in range(7)]
+    )
+    assert error(alone, bptt.relay(case.model, x, case.ocean, None, None)) < 1e-6
+
+
+def test_a_tape_serves_one_backward_pass() -> None:
+    case = make(2, 3, 8)
+    loss = bptt.relay(case.model, case.model.embed(case.inputs), case.ocean, None, None).sum()
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="taken already"):
+        loss.backward()
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    case = make(2, 3, 8)
+    x = case.model.embed(case.inputs)
+    with pytest.raises(ValueError, match=r"the ocean must be \(2, 8\) in the model's dtype"):
+        bptt.relay(case.model, x, case.ocean.float(), None, None)
+    with pytest.raises(ValueError, match=r"reset must be \(2, 3\) bool"):
+        bptt.relay(case.model, x, case.ocean, torch.zeros(2, 3), None)
+    with pytest.raises(ValueError, match="at least one step"):
+        bptt.relay(case.model, x[:, :0], case.ocean, None, None)

@@ -1,0 +1,438 @@
+"""Ocean BPTT, fast: the exact chain through time as one autograd function, x⁰ (B, T, D) -> oceans (B, T, D).
+
+What makes it fast, in both versions of the two serial loops (PyTorch here, C++ in relay.cpp):
+- LayerNorm's affine part is folded into the matrix after it: LN(x) W = x̂ (g∘W) + b W.
+- Layer 1's x̂, q, k, v depend on the tokens alone and are computed for all T at once.
+- The ocean is the same for each layer: one product a step gives its keys and values for all of them.
+- Backward, only the state's gradient is on the serial path. What the weights need is left in the tape, and
+  each weight's gradient becomes one product over T·B rows.
+The equations are in docs/bptt.md. Tensors of a step are time-major, so that a step's rows lie together.
+
+Axes: B batch, T steps, D width, L layers, H heads, K = D/H, F = 4D.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ocean_train import native
+from ocean_train.model import LAYER_NORM_EPS, OceanTransformer
+
+KEPT_BYTES = 2**30
+"""Where the tape of a window would be larger, it is recomputed in chunks of steps that fit."""
+PARAMETERS = (
+    *("norm1.weight", "norm1.bias", "wq.weight", "wk.weight", "wv.weight", "wo.weight"),
+    *("norm2.weight", "norm2.bias", "w1.weight", "w1.bias", "w2.weight", "w2.bias"),
+)
+
+
+class Matrices(NamedTuple):
+    """All layers' weights with LayerNorm's affine part folded in; (out, in) as in PyTorch."""
+
+    wqkv: Tensor  # (L, 3D, D)
+    bqkv: Tensor  # (L, 3D)
+    wo: Tensor  # (L, D, D)
+    w1: Tensor  # (L, F, D)
+    b1: Tensor  # (L, F)
+    w2: Tensor  # (L, D, F)
+    b2: Tensor  # (L, D)
+
+
+@dataclass
+class Tape:
+    """What a run of T steps leaves for its backward pass, which overwrites qkv, kvo and slope.
+
+    Where `keep` is False only one slot exists for all steps and layers (no backward pass will come).
+    """
+
+    keep: bool
+    x0: Tensor  # (T, B, D)
+    mean0: Tensor  # (T, B, 1), of x0
+    inv0: Tensor  # (T, B, 1), 1/σ of x0
+    qkv0: Tensor  # (T, B, 3D), layer 1's
+    hat1: Tensor  # (L, T, B, D), LN1's x̂
+    inv1: Tensor  # (L, T, B)
+    qkv: Tensor  # (L, T, B, 3D)
+    kvo: Tensor  # (T, B, L, 2D)
+    a: Tensor  # (L, T, B, H)
+    y: Tensor  # (L, T, B, D)
+    hat2: Tensor  # (L, T, B, D), LN2's x̂
+    inv2: Tensor  # (L, T, B)
+    g: Tensor  # (L, T, B, F), gelu(h)
+    slope: Tensor  # (L, T, B, F), gelu'(h)
+    ohat: Tensor  # (T, B, D), x̂ of the previous ocean
+    oinv: Tensor  # (T, B)
+    dmid: Tensor  # (L, T, B, D), written backward: the gradient after the attention
+    dout: Tensor  # (L, T, B, D), written backward: the gradient after the layer
+    memory: Tensor  # what all but x0, mean0 and inv0 are views of
+
+
+class Gradients(NamedTuple):
+    """What the serial backward loop gives beside what it writes into the tape."""
+
+    dx0: Tensor  # (T, B, D), without what layer 1's q, k, v send
+    d_ocean0: Tensor  # (B, D)
+    dbqkv: Tensor  # (L, 3D)
+    db1: Tensor  # (L, F)
+    db2: Tensor  # (L, D)
+
+
+def relay(
+    model: OceanTransformer,
+    x: Tensor,
+    ocean: Tensor,
+    reset: Tensor | None,
+    valid: Tensor | None,
+    *,
+    truncate: int | None = None,
+    keep: int | None = None,
+    use_native: bool = True,
+) -> Tensor:
+    """All oceans of a window, (B, T, D), with the exact gradient.
+
+    `truncate` cuts the ocean's gradient every so many steps: it is exactly zero beyond. `keep` is the number
+    of steps whose intermediates are held at once (None: as many as fit in KEPT_BYTES); a longer window is
+    recomputed from stored oceans, chunk by chunk, with the same gradient.
+    """
+    _check(model, x, ocean, reset, valid)
+    parameters = [block.get_parameter(name) for block in model.blocks for name in PARAMETERS]
+    wanted = torch.is_grad_enabled() and any(t.requires_grad for t in (x, ocean, *parameters))
+    if keep is None:
+        step_bytes = 20 * model.config.layers * x[:, 0].numel() * x.element_size()
+        keep = max(1, KEPT_BYTES // max(step_bytes, 1))
+    options = _Options(model.config.heads, truncate, keep if wanted else 0, use_native)
+    oceans: Tensor = _Chain.apply(x, ocean, reset, valid, options, *parameters)  # type: ignore[no-untyped-call]
+    return oceans
+
+
+class _Options(NamedTuple):
+    heads: int
+    truncate: int | None
+    keep: int  # steps held at once; 0: no backward pass will come
+    use_native: bool
+
+
+class _Chain(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        ocean: Tensor,
+        reset: Tensor | None,
+        valid: Tensor | None,
+        options: _Options,
+        *parameters: Tensor,
+    ) -> Tensor:
+        stacked = _stack(parameters)
+        matrices = fold(stacked)
+        loops = native.loops(x) if options.use_native else None
+        whole = options.keep >= x.shape[1]
+        oceans, tape = _forward(matrices, loops, options.heads, x, ocean, reset, valid, keep=whole)
+        ctx.options, ctx.loops, ctx.stacked, ctx.matrices = options, loops, stacked, matrices
+        ctx.window = (x, ocean, reset, valid, oceans)
+        ctx.tape = tape if whole else None
+        ctx.spent = False
+        return oceans
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, d_oceans: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.spent:
+            raise RuntimeError("this window's gradient was taken already and its tape is gone; run it again")
+        ctx.spent = True
+        options: _Options = ctx.options
+        x, ocean, reset, valid, oceans = ctx.window
+        T = x.shape[1]
+        starts = range(0, T, options.keep)
+        stop = _stops(x, reset, options.truncate)
+        sums: Matrices | None = None
+        dx: list[Tensor] = []
+        carry = torch.zeros_like(ocean)
+        for start in reversed(starts):
+            end = min(start + options.keep, T)
+            if ctx.tape is not None:
+                tape, ctx.tape = ctx.tape, None
+            else:
+                before = ocean if start == 0 else oceans[:, start - 1]
+                piece = slice(start, end)
+                _, tape = _forward(
+                    ctx.matrices, ctx.loops, options.heads, x[:, piece], before,
+                    None if reset is None else reset[:, piece],
+                    None if valid is None else valid[:, piece],
+                    keep=True,
+                )  # fmt: skip
+            d_part = d_oceans[:, start:end].contiguous()
+            d_part[:, -1] += carry
+            masks = [None if m is None else m[:, start:end].t().contiguous() for m in (stop, valid)]
+            run = ctx.loops.backward if ctx.loops else torch_backward
+            gradients = run(ctx.matrices, tape, d_part, *masks)
+            carry = gradients.d_ocean0
+            dx.append(_token_gradient(ctx.matrices, tape, gradients).transpose(0, 1))
+            sums = _add(sums, weight_gradients(tape, gradients))
+            _return_memory(tape)
+        assert sums is not None
+        back = [dx[0] if len(dx) == 1 else torch.cat(dx[::-1], 1), carry, None, None, None]
+        return (*back, *unfold(ctx.stacked, sums))
+
+
+def _forward(
+    matrices: Matrices,
+    loops: native.Loops | None,
+    heads: int,
+    x: Tensor,
+    ocean: Tensor,
+    reset: Tensor | None,
+    valid: Tensor | None,
+    keep: bool,
+) -> tuple[Tensor, Tape]:
+    """Token-only work for all T at once, then the serial loop."""
+    tape = _hoist(matrices, heads, x, keep)
+    masks = [None if m is None else m.t().contiguous() for m in (reset, valid)]  # (T, B)
+    run = loops.forward if loops else torch_forward
+    return run(matrices, tape, ocean.contiguous(), *masks), tape
+
+
+def _hoist(matrices: Matrices, heads: int, x: Tensor, keep: bool) -> Tape:
+    B, T, D = x.shape
+    L, F = matrices.b1.shape
+    slots, steps = (L, T) if keep else (1, 1)
+    deep = max(slots, 2)  # layer 1's tensors and the others' are apart
+    shapes = {
+        "qkv0": (0 if keep else T, B, 3 * D), "hat1": (deep, steps, B, D), "inv1": (deep, steps, B),
+        "qkv": (deep, steps, B, 3 * D), "kvo": (steps, B, L, 2 * D), "a": (slots, steps, B, heads),
+        "y": (slots, steps, B, D), "hat2": (slots, steps, B, D), "inv2": (slots, steps, B),
+        "g": (slots, steps, B, F), "slope": (slots, steps, B, F), "ohat": (steps, B, D), "oinv": (steps, B),
+        "dmid": (slots if keep else 0, steps, B, D), "dout": (slots if keep else 0, steps, B, D),
+    }  # fmt: skip
+    sizes = [-(-math.prod(shape) // 16) * 16 for shape in shapes.values()]
+    memory = _take_memory(sum(sizes), x)
+    parts = torch.split(memory[: sum(sizes)], sizes)
+    views = {
+        name: part[: math.prod(shape)].view(shape)
+        for (name, shape), part in zip(shapes.items(), parts, strict=True)
+    }
+    x0 = x.transpose(0, 1).contiguous()
+    hat0, mean0, inv0 = torch.native_layer_norm(x0, (D,), None, None, LAYER_NORM_EPS)
+    if keep:
+        views["hat1"][0] = hat0
+        views["qkv0"] = views["qkv"][0]
+        views["hat1"], views["qkv"], views["inv1"] = (views[name][:L] for name in ("hat1", "qkv", "inv1"))
+    torch.addmm(matrices.bqkv[0], hat0.view(-1, D), matrices.wqkv[0].t(), out=views["qkv0"].view(-1, 3 * D))
+    return Tape(keep=keep, x0=x0, mean0=mean0, inv0=inv0, memory=memory, **views)
+
+
+_spare: list[Tensor] = []
+
+
+def _take_memory(size: int, like: Tensor) -> Tensor:
+    """Room for a tape, from the last one where it fits: fresh pages cost a tenth of a training step."""
+    while _spare:
+        memory = _spare.pop()
+        if len(memory) >= size and memory.dtype == like.dtype and memory.device == like.device:
+            return memory
+    return like.new_empty(size)
+
+
+def _return_memory(tape: Tape) -> None:
+    if tape.memory.device.type == "cpu":  # elsewhere torch's own allocator keeps memory
+        _spare[:] = [tape.memory]
+
+
+def torch_forward(
+    matrices: Matrices, tape: Tape, ocean: Tensor, reset: Tensor | None, valid: Tensor | None
+) -> Tensor:
+    """The serial loop forward: ocean (B, D), reset and valid (T, B) -> oceans (B, T, D); fills the tape."""
+    T, B, D = tape.x0.shape
+    L, H = len(matrices.wo), tape.a.shape[-1]
+    root = 1 / math.sqrt(D // H)
+    wkv = matrices.wqkv[:, D:].reshape(-1, D).t()  # (D, 2DL), all layers at once
+    bkv = matrices.bqkv[:, D:].reshape(-1)
+    oceans = ocean.new_empty(B, T, D)
+    for t in range(T):
+        if reset is not None:
+            ocean = torch.where(reset[t, :, None], 0.0, ocean)
+        at = t if tape.keep else 0
+        tape.ohat[at], tape.oinv[at] = _normalise(ocean)
+        kvo = torch.addmm(bkv, tape.ohat[at], wkv).view(B, L, 2, H, -1)
+        tape.kvo[at] = kvo.view(B, L, -1)
+        x = tape.x0[t]
+        for layer in range(L):
+            slot = (layer, t) if tape.keep else (0, 0)
+            if layer == 0:
+                qkv = tape.qkv0[t]
+            else:
+                deep = slot if tape.keep else (1, 0)
+                tape.hat1[deep], tape.inv1[deep] = _normalise(x)
+                qkv = torch.addmm(matrices.bqkv[layer], tape.hat1[deep], matrices.wqkv[layer].t())
+                tape.qkv[deep] = qkv
+            q, k, v = qkv.view(B, 3, H, -1).unbind(1)
+            k_ocean, v_ocean = kvo[:, layer].unbind(1)
+            a = torch.sigmoid((q * (k_ocean - k)).sum(-1, keepdim=True) * root)
+            tape.a[slot] = a[..., 0]
+            y = torch.lerp(v, v_ocean, a).view(B, D)
+            tape.y[slot] = y
+            x = torch.addmm(x, y, matrices.wo[layer].t())
+            tape.hat2[slot], tape.inv2[slot] = _normalise(x)
+            h = torch.addmm(matrices.b1[layer], tape.hat2[slot], matrices.w1[layer].t())
+            cdf = 0.5 * (1 + torch.erf(h * math.sqrt(0.5)))
+            g = h * cdf
+            tape.g[slot] = g
+            tape.slope[slot] = cdf + h * torch.exp(-0.5 * h * h) * (1 / math.sqrt(2 * math.pi))
+            x = x + torch.addmm(matrices.b2[layer], g, matrices.w2[layer].t())
+        ocean = x if valid is None else torch.where(valid[t, :, None], x, ocean)
+        oceans[:, t] = ocean
+    return oceans
+
+
+def torch_backward(
+    matrices: Matrices, tape: Tape, d_oceans: Tensor, stop: Tensor | None, valid: Tensor | None
+) -> Gradients:
+    """The serial loop backward: d_oceans (B, T, D), stop (a reset or a cut) and valid (T, B)."""
+    T, B, D = tape.x0.shape
+    L, H = len(matrices.wo), tape.a.shape[-1]
+    root = 1 / math.sqrt(D // H)
+    dx0 = torch.empty_like(tape.x0)
+    wkv = matrices.wqkv[:, D:].reshape(-1, D)  # (2DL, D)
+    d_ocean = torch.zeros_like(d_oceans[:, 0])
+    for t in reversed(range(T)):
+        d_ocean = d_ocean + d_oceans[:, t]
+        dx = d_ocean if valid is None else torch.where(valid[t, :, None], d_ocean, 0.0)
+        for layer in reversed(range(L)):
+            slot = (layer, t)
+            tape.dout[slot] = dx
+            dh = (dx @ matrices.w2[layer]).mul_(tape.slope[slot])
+            tape.slope[slot] = dh
+            dx = dx + _normalise_backward(dh @ matrices.w1[layer], tape.hat2[slot], tape.inv2[slot])
+            tape.dmid[slot] = dx
+            dy = (dx @ matrices.wo[layer]).view(B, H, -1)
+            q, k, v = tape.qkv[slot].view(B, 3, H, -1).unbind(1)
+            k_ocean, v_ocean = tape.kvo[t, :, layer].view(B, 2, H, -1).unbind(1)
+            a = tape.a[slot][..., None]
+            ds = a * (1 - a) * (dy * (v_ocean - v)).sum(-1, keepdim=True) * root
+            dq, dk_ocean, dv_ocean = ds * (k_ocean - k), ds * q, a * dy
+            tape.qkv[slot] = torch.stack([dq, -dk_ocean, dy - dv_ocean], 1).view(B, -1)
+            tape.kvo[t, :, layer] = torch.stack([dk_ocean, dv_ocean], 1).view(B, -1)
+            if layer > 0:
+                d_hat = tape.qkv[slot] @ matrices.wqkv[layer]
+                dx = dx + _normalise_backward(d_hat, tape.hat1[slot], tape.inv1[slot])
+        dx0[t] = dx
+        back = _normalise_backward(tape.kvo[t].view(B, -1) @ wkv, tape.ohat[t], tape.oinv[t])
+        # A frozen row passes its gradient on untouched.
+        d_ocean = back if valid is None else torch.where(valid[t, :, None], back, d_ocean)
+        if stop is not None:
+            d_ocean = torch.where(stop[t, :, None], 0.0, d_ocean)
+    dbqkv = tape.qkv.sum((1, 2))
+    dbqkv[:, D:] += tape.kvo.sum((0, 1))
+    return Gradients(dx0, d_ocean, dbqkv, tape.slope.sum((1, 2)), tape.dout.sum((1, 2)))
+
+
+def weight_gradients(tape: Tape, gradients: Gradients) -> Matrices:
+    """The deferred part: each folded weight's gradient, one product over all T·B rows."""
+    L, T, B, D = tape.y.shape
+
+    def over_rows(d: Tensor, inputs: Tensor) -> Tensor:  # (L, T, B, N), (L, T, B, M) -> (L, N, M)
+        return torch.bmm(d.view(L, T * B, -1).transpose(1, 2), inputs.view(L, T * B, -1))
+
+    dwqkv = over_rows(tape.qkv, tape.hat1)
+    d_ocean_side = tape.kvo.view(T * B, -1).t() @ tape.ohat.view(T * B, D)  # (2DL, D)
+    dwqkv[:, D:] += d_ocean_side.view(L, 2 * D, D)
+    return Matrices(
+        dwqkv,
+        gradients.dbqkv,
+        over_rows(tape.dmid, tape.y),
+        over_rows(tape.slope, tape.hat2),
+        gradients.db1,
+        over_rows(tape.dout, tape.g),
+        gradients.db2,
+    )
+
+
+def _token_gradient(matrices: Matrices, tape: Tape, gradients: Gradients) -> Tensor:
+    """dx⁰ (T, B, D): the residual path, and layer 1's q, k, v for all T at once."""
+    T, B, D = tape.x0.shape
+    d_hat = tape.qkv[0].view(T * B, -1) @ matrices.wqkv[0]
+    through, _, _ = torch.ops.aten.native_layer_norm_backward(
+        d_hat.view(T, B, D), tape.x0, (D,), tape.mean0, tape.inv0, None, None, (True, False, False)
+    )
+    dx: Tensor = gradients.dx0 + through
+    return dx
+
+
+def _stack(parameters: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    n = len(PARAMETERS)
+    return {name: torch.stack(parameters[i::n]) for i, name in enumerate(PARAMETERS)}
+
+
+def fold(w: dict[str, Tensor]) -> Matrices:
+    """LN(x) Wᵀ = x̂ (W diag(g))ᵀ + W b, for the stacked weights of all layers."""
+    w["wqkv"] = torch.cat([w["wq.weight"], w["wk.weight"], w["wv.weight"]], 1)
+    g1, b1, g2, b2 = (w[f"norm{i}.{p}"] for i in (1, 2) for p in ("weight", "bias"))
+    return Matrices(
+        w["wqkv"] * g1[:, None],
+        (w["wqkv"] @ b1[..., None])[..., 0],
+        w["wo.weight"],
+        w["w1.weight"] * g2[:, None],
+        w["w1.bias"] + (w["w1.weight"] @ b2[..., None])[..., 0],
+        w["w2.weight"],
+        w["w2.bias"],
+    )
+
+
+def unfold(w: dict[str, Tensor], d: Matrices) -> list[Tensor]:
+    """The folded weights' gradients -> the parameters', in PARAMETERS' order for each layer."""
+    stacked: dict[str, Tensor] = {"wo.weight": d.wo, "w1.bias": d.b1, "w2.weight": d.w2, "w2.bias": d.b2}
+    for norm, name, dw, db in (("norm1", "wqkv", d.wqkv, d.bqkv), ("norm2", "w1.weight", d.w1, d.b1)):
+        stacked[f"{norm}.weight"] = (dw * w[name]).sum(1)
+        stacked[f"{norm}.bias"] = (db[:, None] @ w[name])[:, 0]
+        stacked[name] = dw * w[f"{norm}.weight"][:, None] + db[..., None] * w[f"{norm}.bias"][:, None]
+    for name, part in zip(("wq.weight", "wk.weight", "wv.weight"), stacked["wqkv"].chunk(3, 1), strict=True):
+        stacked[name] = part
+    return [stacked[name][layer] for layer in range(len(d.wo)) for name in PARAMETERS]
+
+
+def _normalise(x: Tensor) -> tuple[Tensor, Tensor]:
+    hat, _, inv = torch.native_layer_norm(x, (x.shape[-1],), None, None, LAYER_NORM_EPS)
+    return hat, inv[..., 0]
+
+
+def _normalise_backward(d: Tensor, hat: Tensor, inv: Tensor) -> Tensor:
+    """(dx̂ − mean(dx̂) − x̂ mean(dx̂ x̂)) / σ"""
+    centred = d - d.mean(-1, keepdim=True) - hat * (d * hat).mean(-1, keepdim=True)
+    dx: Tensor = centred * inv[..., None]
+    return dx
+
+
+def _stops(x: Tensor, reset: Tensor | None, truncate: int | None) -> Tensor | None:
+    """(B, T): where no gradient passes to the previous ocean; a reset, or the edge of a truncated window."""
+    if truncate is None or truncate >= x.shape[1]:
+        return reset
+    steps = torch.arange(x.shape[1], device=x.device)
+    cut = ((steps > 0) & (steps % truncate == 0)).expand(x.shape[:2])
+    return cut if reset is None else cut | reset
+
+
+def _check(
+    model: OceanTransformer, x: Tensor, ocean: Tensor, reset: Tensor | None, valid: Tensor | None
+) -> None:
+    """The native loops trust shapes and dtypes."""
+    B, T, D = x.shape
+    if T < 1:
+        raise ValueError("a window needs at least one step; got none")
+    dtypes = {p.dtype for p in model.blocks.parameters()}
+    if ocean.shape != (B, D) or {x.dtype, ocean.dtype} | dtypes != {x.dtype}:
+        raise ValueError(
+            f"the ocean must be ({B}, {D}) in the model's dtype {x.dtype}, "
+            f"not {tuple(ocean.shape)} in {ocean.dtype}"
+        )
+    for name, mask in (("reset", reset), ("valid", valid)):
+        if mask is not None and (mask.shape != (B, T) or mask.dtype != torch.bool):
+            raise ValueError(f"{name} must be ({B}, {T}) bool, not {tuple(mask.shape)} {mask.dtype}")
+
+
+def _add(total: Matrices | None, part: Matrices) -> Matrices:
+    return part if total is None else Matrices(*(a.add_(b) for a, b in zip(total, part, strict=True)))
