@@ -58,15 +58,20 @@ def read_bounded(path: Path, limit: int) -> bytes:
 
     Raises FileNotFoundError where there is no regular file, and OSError EFBIG where it is longer.
     """
-    # O_NONBLOCK: opening a named pipe would wait for its writer.
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        found = os.fstat(file.fileno())
+    handle = os.open(
+        path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    )  # a named pipe would wait for its writer
+    try:
+        found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode):
             raise FileNotFoundError(errno.ENOENT, "it is no regular file", str(path))
-        content = b"" if found.st_size > limit else file.read(limit + 1)
-        if found.st_size > limit or len(content) > limit:
-            raise OSError(errno.EFBIG, f"it has more than {limit:,} bytes", str(path))
-        return content
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            content = b"" if found.st_size > limit else file.read(limit + 1)
+    finally:
+        os.close(handle)
+    if found.st_size > limit or len(content) > limit:
+        raise OSError(errno.EFBIG, f"it has more than {limit:,} bytes", str(path))
+    return content
 
 
 def _remove_leftovers(path: Path) -> None:
