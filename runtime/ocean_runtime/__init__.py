@@ -7,21 +7,31 @@ stream.save("state.safetensors")
 """
 
 from ocean_runtime.contract import Contract
-from ocean_runtime.errors import ContractError, InputError, OceanError, SnapshotError, StateError
+from ocean_runtime.errors import (
+    BusyError,
+    ContractError,
+    InputError,
+    OceanError,
+    SnapshotError,
+    StateError,
+)
 from ocean_runtime.model import OceanModel
-from ocean_runtime.snapshot import Snapshot
-from ocean_runtime.stream import OceanStream
+from ocean_runtime.snapshot import Restored, Snapshot
+from ocean_runtime.stream import Counters, OceanStream
 from ocean_runtime.tokenizer import Tokenizer
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "BusyError",
     "Contract",
     "ContractError",
+    "Counters",
     "InputError",
     "OceanError",
     "OceanModel",
     "OceanStream",
+    "Restored",
     "Snapshot",
     "SnapshotError",
     "StateError",

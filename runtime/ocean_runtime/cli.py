@@ -16,6 +16,7 @@ from ocean_runtime import __version__
 from ocean_runtime.describe import describe
 from ocean_runtime.errors import OceanError
 from ocean_runtime.model import OceanModel
+from ocean_runtime.snapshot import generations
 from ocean_runtime.stream import OceanStream
 from ocean_runtime.text import generate, read_text, tokenizer_of
 
@@ -88,7 +89,7 @@ def _at_least(kind: type[int] | type[float], least: float) -> Callable[[str], fl
 def _run(model: OceanModel, args: argparse.Namespace) -> int:
     stream = model.stream()
     tokenizer_of(stream)
-    if args.state is not None and args.state.exists():
+    if args.state is not None and generations(args.state):
         stream.restore(args.state)
         print(f"ocean-run: going on from step {stream.steps:,} in {args.state}", file=sys.stderr)
     with _Stop() as stop:

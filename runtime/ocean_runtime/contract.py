@@ -44,6 +44,10 @@ class Element:
 
     name: str
     unit: str = ""
+    low: float | None = None
+    """The least value in the training data, where known: one below it is taken, counted and warned of."""
+    high: float | None = None
+    """The largest value in the training data."""
 
 
 @dataclass(frozen=True)
@@ -201,6 +205,11 @@ def show_shape(shape: Iterable[int | str | None]) -> str:
     return "[" + ", ".join("?" if axis is None else str(axis) for axis in shape) + "]"
 
 
+def sized(shape: tuple[int | str, ...], batch: int) -> tuple[int, ...]:
+    """A contract's shape with its batch axis filled in."""
+    return tuple(batch if axis == BATCH else int(axis) for axis in shape)
+
+
 T = TypeVar("T")
 
 _EXPECTED: dict[str, tuple[type, ...]] = {
@@ -219,6 +228,9 @@ _EXPECTED: dict[str, tuple[type, ...]] = {
     "initial": (int, float),
     "constant": (int, float, type(None)),
     "rate_hz": (int, float, type(None)),
+    "unit": (str,),
+    "low": (int, float, type(None)),
+    "high": (int, float, type(None)),
     "normalisation": (dict, type(None)),
     "sizes": (dict,),
     "provenance": (dict,),

@@ -1,5 +1,11 @@
 """What can go wrong, each with a message of one sentence: what was found, what was expected, what to do."""
 
+from __future__ import annotations
+
+from typing import Any
+
+from numpy.typing import NDArray
+
 
 class OceanError(Exception):
     """The base of every error that the runtime raises on purpose."""
@@ -9,12 +15,25 @@ class ContractError(OceanError, ValueError):
     """A model file that can't be run: no contract, a newer one, or one at odds with its graph."""
 
 
-class InputError(OceanError, ValueError):
+class StepError(OceanError):
+    """A step that was not taken; the state is as it was before the call."""
+
+    def __init__(self, message: str, rows: NDArray[Any] | None = None) -> None:
+        super().__init__(message)
+        self.rows = rows
+        """Which rows of the batch are at fault, (B,) bool; None where the fault is nobody's alone."""
+
+
+class InputError(StepError, ValueError):
     """An input that the model can't take; the state is as it was before the call."""
 
 
-class StateError(OceanError, ArithmeticError):
+class StateError(StepError, ArithmeticError):
     """A step whose new state is not finite; the state is as it was before the call."""
+
+
+class BusyError(OceanError, RuntimeError):
+    """A stream that another thread is stepping at this moment; nothing has changed."""
 
 
 class SnapshotError(OceanError, ValueError):

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ocean_runtime.contract import BATCH, DTYPES, METADATA_KEY, Contract, show_shape
+from ocean_runtime.contract import BATCH, DTYPES, METADATA_KEY, Contract, show_shape, sized
 from ocean_runtime.errors import ContractError
+from ocean_runtime.files import read_bounded
 
 if TYPE_CHECKING:
-    from ocean_runtime.stream import OceanStream
+    from ocean_runtime.stream import Guard, OceanStream
 
 MAX_FILE_BYTES = (1 << 31) - 1
 """protobuf's own limit, and so the largest possible ONNX file without external data."""
@@ -83,11 +84,15 @@ class OceanModel:
         except ContractError as error:
             raise ContractError(f"{path}: {error}") from None
 
-    def stream(self, batch: int | None = None) -> OceanStream:
-        """A new stream at the initial state; `batch` streams that step together where it is given."""
+    def stream(self, batch: int | None = None, *, guard: Guard = "raise") -> OceanStream:
+        """A new stream at the initial state; `batch` streams that step together where it is given.
+
+        guard: what a fault in a step does. `raise` raises it; `hold` leaves the state as it was and gives an
+        output of NaN; `reset` gives the same output and goes back to the initial state. See OceanStream.
+        """
         from ocean_runtime.stream import OceanStream
 
-        return OceanStream(self, batch)
+        return OceanStream(self, batch, guard=guard)
 
     def initial_state(self, batch: int) -> dict[str, NDArray[Any]]:
         """The state before the first step, by the graph's input names, for `batch` streams."""
@@ -150,11 +155,6 @@ class OceanModel:
                 )
 
 
-def sized(shape: tuple[int | str, ...], batch: int) -> tuple[int, ...]:
-    """A contract's shape with its batch axis filled in."""
-    return tuple(batch if axis == BATCH else int(axis) for axis in shape)
-
-
 def _fits(declared: tuple[int | str, ...], graph: Sequence[int | str | None]) -> bool:
     """A fixed size must be the graph's own, where the graph has one; the batch axis must be dynamic."""
     return len(declared) == len(graph) and all(
@@ -165,12 +165,9 @@ def _fits(declared: tuple[int | str, ...], graph: Sequence[int | str | None]) ->
 
 def _read_file(path: Path) -> bytes:
     try:
-        if not path.is_file():
-            raise ContractError(f"there is no model file at {path}")
-        size = path.stat().st_size
-        if size > MAX_FILE_BYTES:
-            raise ContractError(f"{path} has {size:,} bytes, over the 2 GiB that an ONNX file can have")
-        return path.read_bytes()
+        return read_bounded(path, MAX_FILE_BYTES)
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a name with a NUL
+        raise ContractError(f"there is no model file at {path}") from None
     except OSError as error:
         raise ContractError(f"{path} can't be read: {error.strerror}") from None
 

@@ -2,20 +2,52 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ocean_runtime import snapshot as snapshots
-from ocean_runtime.contract import DTYPES, Tensor, show_shape
-from ocean_runtime.errors import InputError, StateError
-from ocean_runtime.model import OceanModel, sized
+from ocean_runtime.contract import DTYPES, show_shape, sized
+from ocean_runtime.errors import BusyError, InputError, StepError
+from ocean_runtime.model import OceanModel
+from ocean_runtime.plan import Inputs, Plan, no_value
 
 Array = NDArray[Any]
+Guard = Literal["raise", "hold", "reset"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Counters:
+    """What the guard of a stream has met since the stream was made."""
+
+    bad_inputs: int = 0
+    """Steps whose input could not be taken."""
+    bad_states: int = 0
+    """Steps whose new state or output was not finite."""
+    held: int = 0
+    """Faulty steps after which the state was left as it was."""
+    resets: int = 0
+    """Faulty steps after which the state, or that of the rows at fault, became the initial one."""
+    out_of_range: int = 0
+    """Inputs that were taken though outside the range of the training data."""
+
+
+class _Now(NamedTuple):
+    """All that a step replaces, in one assignment: whoever reads it sees one instant."""
+
+    plan: Plan
+    steps: int
+    state: dict[str, Array]
+    predictions: dict[str, Array]
 
 
 class OceanStream:
@@ -23,182 +55,289 @@ class OceanStream:
 
     Made by `model.stream()`, it takes single inputs, without a batch axis: a token id, or a vector of M
     numbers. Made by `model.stream(batch)`, it holds that many independent rows that step together, and
-    every input and output has the batch axis of the contract. Use a stream from one thread at a time.
+    every input and output has the batch axis of the contract.
+
+    Guard: each input is checked before the step and the new state before it is taken. A fault is an
+    InputError or a StateError; `guard` says what it does. `raise`: it is raised, and nothing has changed.
+    `hold`: the state stays as it was. `reset`: the state becomes the initial one. With the last two, `step`
+    gives NaN (0 where the output's dtype has none), `valid` is False, `fault` says why, and in a batch only
+    the rows at fault are concerned, unless the fault is of the whole input, such as its shape.
+
+    Threads: one stream, one thread at a time; many streams of a model, many threads. A call that would
+    change the state while another thread's does is refused with BusyError. Reading (`ocean`, `prediction`,
+    `steps`, `snapshot()`, `save`) is possible from any thread at any time, and sees the state between two
+    steps. No array is shared with the caller, neither given nor taken.
     """
 
-    def __init__(self, model: OceanModel, batch: int | None = None) -> None:
+    def __init__(self, model: OceanModel, batch: int | None = None, *, guard: Guard = "raise") -> None:
         if batch is not None and batch < 1:
             raise ValueError(f"a stream has at least one row; got batch = {batch}")
-        self.model = model
+        if guard not in get_args(Guard):
+            raise ValueError(f"unknown guard {guard!r}; choose raise, hold or reset")
         self.batch = batch
-        self.steps = 0
+        self.guard: Guard = guard
+        self.fault: str | None = None
+        """What was wrong with the last step; None where it was taken in every row."""
+        self._counters = Counters()
+        self._lock = threading.Lock()
+        self._swapping = False
+        plan = Plan(model, batch)
+        self._now = _Now(plan, 0, plan.initial_state(), {})
+        self._valid: Array = np.ones(plan.rows, bool)
+
+    @property
+    def model(self) -> OceanModel:
+        """The model whose steps these are."""
+        return self._now.plan.model
+
+    @property
+    def steps(self) -> int:
         """Steps since the initial state, through all restarts."""
-        contract = model.contract
-        self._given = [t for t in contract.inputs if t.constant is None]
-        self._rows = 1 if batch is None else batch
-        self._constants: dict[str, Array] = {
-            t.name: np.full(sized(t.shape, self._rows), t.constant, DTYPES[t.dtype])
-            for t in contract.inputs
-            if t.constant is not None
-        }
-        self._state: dict[str, Array] = model.initial_state(self._rows)
-        self._predictions: dict[str, Array] = {}
+        return self._now.steps
 
     @property
     def ocean(self) -> Array:
         """A copy of the first state pair's present value, (D,), or with the batch axis (B, D)."""
-        first = self.model.contract.states[0]
-        return np.array(self._unbatch(self._state[first.input], first.batch_axis))
+        now = self._now
+        first = now.plan.model.contract.states[0]
+        return np.array(self._unbatch(now.state[first.input], first.batch_axis))
 
     @property
     def prediction(self) -> Array | None:
-        """A copy of the last output that predicts the next input; None before the first step."""
-        for t in self.model.contract.outputs:
-            if t.predicts and t.name in self._predictions:
-                return np.array(self._unbatch(self._predictions[t.name], t.batch_axis))
+        """A copy of the last output that predicts the next input; None before the first step.
+
+        In a batch, a row that was reset by itself has predicted nothing yet: NaN.
+        """
+        now = self._now
+        for name, prediction in now.predictions.items():
+            return np.array(self._unbatch(prediction, now.plan.axes[name]))
         return None
 
-    def step(self, x: ArrayLike | Mapping[str, ArrayLike]) -> Array:
+    @property
+    def valid(self) -> bool | Array:
+        """Whether the last step was taken; in a batch, (B,) bool, whether each row took it."""
+        return bool(self._valid[0]) if self.batch is None else self._valid.copy()
+
+    @property
+    def counters(self) -> Counters:
+        """A copy of what the guard has counted."""
+        outside = sum(entry.out_of_range for entry in self._now.plan.entries.values())
+        return replace(self._counters, out_of_range=self._counters.out_of_range + outside)
+
+    def step(self, x: Inputs) -> Array:
         """One step: the input, or inputs by name -> the model's (first) output, the caller's to keep.
 
         x: a token id (int64) or an observation (M,), with the batch axis where the stream has one.
         Raises InputError for a wrong name, dtype or shape, a token out of range, or a value that is not
-        finite, and StateError where the new state is not finite; either way nothing has changed.
+        finite, and StateError where the new state is not finite, unless the guard says otherwise; either way
+        nothing has changed. Raises BusyError where another thread is stepping this stream.
         """
-        first = self.model.contract.outputs[0]
-        return self._unbatch(self._step(x)[0], first.batch_axis)
+        plan, results = self._step(x)
+        return self._unbatch(results[0], plan.first_axis)
 
-    def step_all(self, x: ArrayLike | Mapping[str, ArrayLike]) -> dict[str, Array]:
+    def step_all(self, x: Inputs) -> dict[str, Array]:
         """As `step`, with all outputs by name."""
-        results = self._step(x)
+        plan, results = self._step(x)
         return {
             t.name: self._unbatch(result, t.batch_axis)
-            for t, result in zip(self.model.contract.outputs, results, strict=True)
+            for t, result in zip(plan.model.contract.outputs, results, strict=False)  # the states follow
         }
 
-    def run(self, xs: Iterable[ArrayLike | Mapping[str, ArrayLike]]) -> Array:
+    def run(self, xs: Iterable[Inputs]) -> Array:
         """As many steps as there are items in `xs`: the outputs of `step`, stacked, (T, ...)."""
         outputs = [self.step(x) for x in xs]
         if not outputs:
-            first = self.model.contract.outputs[0]
-            empty: Array = np.zeros(sized(first.shape, self._rows), DTYPES[first.dtype])
+            plan, first = self._now.plan, self.model.contract.outputs[0]
+            empty: Array = np.zeros(sized(first.shape, plan.rows), DTYPES[first.dtype])
             return np.zeros((0, *self._unbatch(empty, first.batch_axis).shape), empty.dtype)
         return np.stack(outputs)
 
-    def reset(self) -> None:
-        """Back to the initial state and zero steps."""
-        self._state = self.model.initial_state(self._rows)
-        self._predictions = {}
-        self.steps = 0
+    def reset(self, rows: ArrayLike | None = None) -> None:
+        """Back to the initial state and zero steps.
+
+        rows: in a batch, the indices or the mask of the rows to reset, all where None; the others, and the
+        count of steps, stay as they are.
+        """
+        self._acquire()
+        try:
+            plan, steps, state, predictions = self._now
+            if rows is None:
+                self._now = _Now(plan, 0, plan.initial_state(), {})
+            else:
+                chosen = self._chosen(rows)
+                self._now = _Now(
+                    plan,
+                    steps,
+                    plan.mixed(state, chosen, plan.initial_state()),
+                    plan.mixed(predictions, chosen, None),
+                )
+        finally:
+            self._lock.release()
 
     def snapshot(self) -> snapshots.Snapshot:
         """The state as it is now, copied: what `save` writes and `resume` takes."""
+        now = self._now
+        contract = now.plan.model.contract
         return snapshots.Snapshot(
-            state_id=self.model.contract.state_id,
-            kind=self.model.contract.kind,
-            steps=self.steps,
+            state_id=contract.state_id,
+            kind=contract.kind,
+            steps=now.steps,
             batch=self.batch,
-            states={name: array.copy() for name, array in self._state.items()},
-            predictions={name: array.copy() for name, array in self._predictions.items()},
+            states={name: array.copy() for name, array in now.state.items()},
+            predictions={name: array.copy() for name, array in now.predictions.items()},
             saved_at=time.time(),
+            monotonic=time.monotonic(),
+            precision=contract.precision,
         )
 
     def resume(self, saved: snapshots.Snapshot) -> None:
         """Go on from a snapshot. Raises SnapshotError where it is not of this model and batch."""
-        contract = self.model.contract
-        expected = {s.input: (DTYPES[s.dtype], sized(s.shape, self._rows)) for s in contract.states}
+        self._acquire()
+        try:
+            self._now = self._taken(saved, self._now.plan)
+        finally:
+            self._lock.release()
+
+    def save(self, path: str | Path, *, keep: int = 1) -> None:
+        """Write the state to a file that is either whole or as it was. Raises SnapshotError.
+
+        keep: how many generations are kept: `path` is the newest, `path.1` the one before it, and so on.
+        """
+        snapshots.write(self.snapshot(), Path(path), keep=keep)
+
+    def restore(self, path: str | Path) -> snapshots.Restored:
+        """Go on from what `save` wrote: the newest generation that is whole.
+
+        The result says which file it was, and which newer ones were passed over and why (both are also
+        logged). Raises SnapshotError where none is whole, or the newest whole one does not fit this model;
+        the state is then as it was.
+        """
+        restored = snapshots.read_newest(Path(path), limit=self._now.plan.snapshot_bytes)
+        self.resume(restored.snapshot)
+        return restored
+
+    def swap(self, model: OceanModel) -> bool:
+        """Go on with another model from the next step on: True where the state is kept.
+
+        It is kept, with predictions and the count of steps, where the model has the same `state_id`: a
+        better or smaller export of the same weights. Any other model starts at its initial state, which is
+        logged. May be called from any thread: it waits for the step in progress, and a step that comes in
+        between waits for it. Raises ValueError where the model has no batch axis and this stream has, and
+        SnapshotError where it claims the same `state_id` with another state; nothing has changed then.
+        """
+        plan = Plan(model, self.batch)
+        with self._lock:
+            self._swapping = True
+            try:
+                kept = model.contract.state_id == self.model.contract.state_id
+                now = self._taken(self.snapshot(), plan) if kept else _Now(plan, 0, plan.initial_state(), {})
+                self._counters, self._now = self.counters, now
+            finally:
+                self._swapping = False
+        if not kept:
+            _log.warning("%s is another model than before: the state starts at its initial value", model.path)
+        return kept
+
+    def _taken(self, saved: snapshots.Snapshot, plan: Plan) -> _Now:
+        """A snapshot as this stream's state under a model. Raises SnapshotError where it does not fit."""
+        contract = plan.model.contract
+        expected = {s.input: (DTYPES[s.dtype], sized(s.shape, plan.rows)) for s in contract.states}
         predicting = {
-            t.name: (DTYPES[t.dtype], sized(t.shape, self._rows)) for t in contract.outputs if t.predicts
+            t.name: (DTYPES[t.dtype], sized(t.shape, plan.rows)) for t in contract.outputs if t.predicts
         }
         snapshots.check(saved, contract.state_id, self.batch, expected, predicting)
-        self._state = {name: array.copy() for name, array in saved.states.items()}
-        self._predictions = {name: array.copy() for name, array in saved.predictions.items()}
-        self.steps = saved.steps
+        if saved.precision and saved.precision != contract.precision:
+            _log.info(
+                "the state is of a %s model and goes on in its %s export", saved.precision, contract.precision
+            )
+        return _Now(
+            plan,
+            saved.steps,
+            {name: array.copy() for name, array in saved.states.items()},
+            {name: array.copy() for name, array in saved.predictions.items()},
+        )
 
-    def save(self, path: str | Path) -> None:
-        """Write the state to a file that is either whole or as it was. Raises SnapshotError."""
-        snapshots.write(self.snapshot(), Path(path))
-
-    def restore(self, path: str | Path) -> None:
-        """Go on from a file that `save` wrote. Raises SnapshotError; the state is then as it was."""
-        self.resume(snapshots.read(Path(path)))
-
-    def _step(self, x: ArrayLike | Mapping[str, ArrayLike]) -> list[Array]:
-        feed = self._feed(x)
-        results = self.model.compute(feed)
-        contract = self.model.contract
-        outputs, states = results[: len(contract.outputs)], results[len(contract.outputs) :]
-        for pair, state in zip(contract.states, states, strict=True):
-            if state.dtype.kind == "f" and not np.isfinite(state).all():
-                raise StateError(
-                    f"step {self.steps + 1} gave a {pair.output!r} that is not finite; the state is as it "
-                    "was before the step, so reset the stream or restore a snapshot"
+    def _acquire(self) -> None:
+        """Take the lock that a change needs, for a caller of whom there must be one at a time."""
+        if not self._lock.acquire(blocking=False):
+            if not self._swapping:
+                raise BusyError(
+                    "the stream is in use by another thread; give each thread a stream of its own"
                 )
-        self._state = {pair.input: state for pair, state in zip(contract.states, states, strict=True)}
-        self._predictions = {
-            t.name: output.copy() for t, output in zip(contract.outputs, outputs, strict=True) if t.predicts
-        }
-        self.steps += 1
+            self._lock.acquire()  # a swap takes microseconds, and must lose no step
+
+    def _step(self, x: Inputs) -> tuple[Plan, list[Array]]:
+        """A step under the guard: the plan that it was made by, and its outputs, then next states."""
+        if not self._lock.acquire(blocking=False):
+            self._acquire()
+        try:
+            now = self._now
+            plan, steps = now.plan, now.steps + 1
+            try:
+                results = plan.compute(plan.take(x), now.state)
+                plan.check(results, steps)
+            except StepError as error:
+                return plan, self._guarded(x, error)
+            self._now = _Now(plan, steps, plan.states(results), plan.predictions(results))
+            if self.fault is not None:
+                self.fault, self._valid = None, np.ones(plan.rows, bool)
+            return plan, results
+        finally:
+            self._lock.release()
+
+    def _guarded(self, x: Inputs, error: StepError) -> list[Array]:
+        """What the guard makes of a fault: raise it, or let only the sound rows step. Gives the outputs."""
+        if isinstance(error, InputError):
+            self._counters.bad_inputs += 1
+        else:
+            self._counters.bad_states += 1
+        if self.guard == "raise":
+            raise error
+        plan, steps, state, predictions = self._now
+        hold = self.guard == "hold"
+        if hold:
+            self._counters.held += 1
+        else:
+            self._counters.resets += 1
+        bad, results = plan.sound_rows(x, state)
+        contract = plan.model.contract
+        if results is None:
+            self._now = _Now(plan, *((steps, state, predictions) if hold else (0, plan.initial_state(), {})))
+            outputs: list[Array] = [
+                np.zeros(sized(t.shape, plan.rows), DTYPES[t.dtype]) for t in contract.outputs
+            ]
+            for output in outputs:
+                output[...] = no_value(output)
+        else:
+            self._now = _Now(
+                plan,
+                steps + 1,
+                plan.mixed(plan.states(results), bad, state if hold else plan.initial_state()),
+                plan.mixed(plan.predictions(results), bad, (predictions or None) if hold else None),
+            )
+            named = {t.name: output for t, output in zip(contract.outputs, results, strict=False)}
+            outputs = list(plan.mixed(named, bad, None).values())
+        self.fault, self._valid = str(error), ~bad
         return outputs
 
-    def _feed(self, x: ArrayLike | Mapping[str, ArrayLike]) -> dict[str, Array]:
-        """All inputs of the graph by name, each checked."""
-        given = self._given
-        if not isinstance(x, Mapping):
-            if len(given) != 1:
-                names = ", ".join(repr(t.name) for t in given)
-                raise InputError(
-                    f"the model takes {len(given)} inputs, {names}: give them by name, as a dict"
-                )
-            x = {given[0].name: x}
-        for name in sorted(x.keys() ^ {t.name for t in given}):
-            known = ", ".join(repr(t.name) for t in given)
-            problem = "is unknown" if name in x else "is missing"
-            raise InputError(f"input {name!r} {problem}; the model takes {known}")
-        return {t.name: self._check(t, x[t.name]) for t in given} | self._constants | self._state
-
-    def _check(self, t: Tensor, value: ArrayLike) -> Array:
-        """One input as the graph takes it: of its dtype and shape, in range, finite; a copy."""
+    def _chosen(self, rows: ArrayLike) -> Array:
+        """Row indices or a mask as a mask, (B,). Raises InputError where they are not of this batch."""
+        if self.batch is None:
+            raise InputError("a stream without a batch axis has no rows to reset; call reset()")
+        chosen, array = np.zeros(self.batch, bool), np.asarray(rows)
         try:
-            array = np.asarray(value)
-        except ValueError as error:
-            raise InputError(f"input {t.name!r} is no array: {error}") from None
-        dtype: np.dtype[Any] = np.dtype(DTYPES[t.dtype])
-        accepted = {"i": "iu", "u": "iu", "f": "fiu", "b": "b"}[dtype.kind]
-        if array.dtype.kind not in accepted:
-            raise InputError(f"input {t.name!r} has dtype {array.dtype}; the model takes {t.dtype}")
-        shape = sized(t.shape, self._rows)
-        if self.batch is None and t.batch_axis is not None:
-            single = shape[: t.batch_axis] + shape[t.batch_axis + 1 :]
-            if array.shape != single:
-                raise InputError(
-                    f"input {t.name!r} has shape {show_shape(array.shape)}; a step takes {show_shape(single)}"
-                )
-        elif array.shape != shape:
+            if array.dtype == bool and array.shape != chosen.shape:
+                raise IndexError
+            chosen[array if array.size else []] = True
+        except IndexError:
             raise InputError(
-                f"input {t.name!r} has shape {show_shape(array.shape)}; a step takes {show_shape(shape)}"
-            )
-        tokenizer = self.model.contract.tokenizer
-        if self.model.contract.kind == "tokens" and tokenizer is not None:
-            if array.min() < 0 or array.max() >= tokenizer.size:
-                wrong = array.min() if array.min() < 0 else array.max()
-                raise InputError(
-                    f"input {t.name!r} is {wrong}, outside the vocabulary of {tokenizer.size} tokens, "
-                    f"0 to {tokenizer.size - 1}"
-                )
-        elif dtype.kind in "iu":
-            limits = np.iinfo(dtype.type)
-            if array.size and not (limits.min <= array.min() and array.max() <= limits.max):
-                raise InputError(f"input {t.name!r} has a value that {t.dtype} can't hold")
-        with np.errstate(over="ignore"):
-            cast = array.astype(dtype).reshape(shape)
-        if dtype.kind == "f" and not np.isfinite(cast).all():
-            where = int(np.flatnonzero(~np.isfinite(cast))[0])
-            name = f" ({t.elements[where % len(t.elements)].name})" if t.elements else ""
-            raise InputError(
-                f"input {t.name!r} has {array.reshape(-1)[where]} at element {where}{name}; it must be finite"
-            )
-        return cast
+                f"rows to reset are indices below {self.batch} or a mask of {self.batch}; "
+                f"got {array.dtype} {show_shape(array.shape)}"
+            ) from None
+        return chosen
 
     def _unbatch(self, array: Array, axis: int | None) -> Array:
-        return array if self.batch is not None or axis is None else np.squeeze(array, axis)
+        """Without the batch axis, where the stream has none: a view."""
+        if self.batch is not None or axis is None:
+            return array
+        return array[0] if axis == 0 else np.squeeze(array, axis)

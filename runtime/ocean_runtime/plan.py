@@ -1,0 +1,160 @@
+"""What every step of a stream needs to know of its model, worked out once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ocean_runtime.contract import DTYPES, sized
+from ocean_runtime.errors import InputError, StateError
+from ocean_runtime.inputs import Entry, by_name, faulty_rows, finite
+from ocean_runtime.model import OceanModel
+from ocean_runtime.snapshot import MAX_HEADER_BYTES
+
+Array = NDArray[Any]
+Inputs = ArrayLike | Mapping[str, ArrayLike]
+
+
+class Plan:
+    """A model seen by a stream of `batch` rows, or of a single one without a batch axis where None.
+
+    Raises ValueError where the stream has a batch and the model's state has no axis for it.
+    """
+
+    def __init__(self, model: OceanModel, batch: int | None) -> None:
+        contract = model.contract
+        if batch is not None and any(s.batch_axis is None for s in contract.states):
+            raise ValueError(
+                f"the model's state has no batch axis, so it can't hold {batch} rows; open a stream for each"
+            )
+        self.model = model
+        self.rows = 1 if batch is None else batch
+        self.entries = {t.name: Entry(t, contract, batch) for t in contract.inputs if t.constant is None}
+        self.first_axis = contract.outputs[0].batch_axis
+        """The batch axis of the first output."""
+        self.outputs = len(contract.outputs)
+        self._only = next(iter(self.entries.items())) if len(self.entries) == 1 else None
+        self._constants: dict[str, Array] = {
+            t.name: np.full(sized(t.shape, self.rows), t.constant, DTYPES[t.dtype])
+            for t in contract.inputs
+            if t.constant is not None
+        }
+        self._pairs = [s.input for s in contract.states]
+        self._predicting = [(i, t.name) for i, t in enumerate(contract.outputs) if t.predicts]
+        # A foreign model's outputs may hold -inf by design; its state, and what is saved with it, may not.
+        self._checked = [
+            (i, t.name, t.batch_axis)
+            for i, t in enumerate(contract.outputs)
+            if np.dtype(DTYPES[t.dtype]).kind == "f" and (contract.kind != "raw" or t.predicts)
+        ] + [
+            (self.outputs + i, s.output, s.batch_axis)
+            for i, s in enumerate(contract.states)
+            if np.dtype(DTYPES[s.dtype]).kind == "f"
+        ]
+        self.axes = {s.input: s.batch_axis for s in contract.states}
+        self.axes |= {t.name: t.batch_axis for t in contract.outputs}
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """More than a snapshot of this stream can have."""
+        outputs = (
+            np.dtype(DTYPES[t.dtype]).itemsize * math.prod(sized(t.shape, self.rows))
+            for t in self.model.contract.outputs
+            if t.predicts
+        )
+        return sum(a.nbytes for a in self.initial_state().values()) + sum(outputs) + 2 * MAX_HEADER_BYTES
+
+    def initial_state(self) -> dict[str, Array]:
+        """The state before the first step."""
+        return self.model.initial_state(self.rows)
+
+    def take(self, x: Inputs) -> dict[str, Array]:
+        """The inputs of a step as the graph takes them. Raises InputError."""
+        if self._only is not None and not isinstance(x, Mapping):
+            name, entry = self._only
+            return {name: entry.take(x)}
+        values = by_name(x, self.entries)
+        return {name: entry.take(values[name]) for name, entry in self.entries.items()}
+
+    def compute(self, feed: dict[str, Array], state: Mapping[str, Array]) -> list[Array]:
+        """Run the graph: outputs, then next states, all fresh. Raises InputError where it can't."""
+        feed.update(self._constants)
+        feed.update(state)
+        try:
+            return self.model.compute(feed)
+        except Exception as error:  # onnxruntime's exceptions share no base class
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise InputError(f"the graph can't take this step: {reason}") from None
+
+    def check(self, results: list[Array], steps: int) -> None:
+        """Raises StateError where the results of step number `steps` are not finite."""
+        for i, name, axis in self._checked:
+            if not finite(results[i]):
+                raise StateError(
+                    f"step {steps} gave a {name!r} that is not finite; the state is as it was before the "
+                    "step, so reset the stream or restore a snapshot",
+                    faulty_rows(~np.isfinite(results[i]), axis),
+                )
+
+    def states(self, results: list[Array]) -> dict[str, Array]:
+        """The next states among the results, by the names of the inputs that they will be."""
+        return dict(zip(self._pairs, results[self.outputs :], strict=True))
+
+    def predictions(self, results: list[Array]) -> dict[str, Array]:
+        """Copies of the outputs that predict the next input, by name."""
+        return {name: results[i].copy() for i, name in self._predicting}
+
+    def sound_rows(self, x: Inputs, state: Mapping[str, Array]) -> tuple[Array, list[Array] | None]:
+        """After a fault: which rows are at fault, (B,) bool, and the results of a step of the others.
+
+        The rows at fault step too, from an input of zeros, since rows are independent; their results are
+        not to be used. None where every row is at fault.
+        """
+        bad, everything = np.zeros(self.rows, bool), np.ones(self.rows, bool)
+        try:
+            values = by_name(x, self.entries)
+            for name, entry in self.entries.items():
+                try:
+                    entry.take(values[name])
+                except InputError as fault:
+                    bad |= everything if fault.rows is None else fault.rows
+            while not bad.all():
+                feed = {name: entry.repair(values[name], bad) for name, entry in self.entries.items()}
+                results = self.compute(feed, state)
+                found = self._faulty(results)
+                if not (found & ~bad).any():
+                    return bad, results
+                bad |= found
+        except InputError:  # of the whole input, or by the graph
+            pass
+        return everything, None
+
+    def mixed(
+        self, arrays: Mapping[str, Array], rows: Array, others: Mapping[str, Array] | None
+    ) -> dict[str, Array]:
+        """Copies of `arrays` with the rows of the mask taken from `others`; NaN or 0 where that is None."""
+        mixed = {}
+        for name, array in arrays.items():
+            mixed[name] = array.copy()
+            axis = self.axes[name]
+            if axis is not None:
+                into = np.moveaxis(mixed[name], axis, 0)
+                into[rows] = no_value(array) if others is None else np.moveaxis(others[name], axis, 0)[rows]
+        return mixed
+
+    def _faulty(self, results: list[Array]) -> Array:
+        found = np.zeros(self.rows, bool)
+        for i, _, axis in self._checked:
+            bad = ~np.isfinite(results[i])
+            rows = faulty_rows(bad, axis)
+            found |= bad.any() if rows is None else rows
+        return found
+
+
+def no_value(array: Array) -> float:
+    """What marks an element as no result: NaN, or 0 where the dtype has none."""
+    return np.nan if array.dtype.kind == "f" else 0
