@@ -145,7 +145,10 @@ class Recurrent(nn.Module):
         return out, after.permute(2, 0, 1, 3).flatten(1)  # (S, L, B, W) -> (B, S L W)
 
 
-def build(name: str, config: OceanConfig, window: int, seed: int = 0) -> nn.Module:
+Model = OceanTransformer | StandardTransformer | Recurrent
+
+
+def build(name: str, config: OceanConfig, window: int, seed: int = 0) -> Model:
     """`ocean`, `transformer`, `lstm` or `gru` for a configuration; ValueError for any other name.
 
     `window` is the longest window that the standard Transformer can be given; the others take any length.

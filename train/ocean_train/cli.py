@@ -59,13 +59,30 @@ def parser() -> argparse.ArgumentParser:
         help=f"at most N tokens, the most frequent; {DEFAULT_VOCABULARY} for words, all characters",
     )
     model = p.add_argument_group("model")
-    model.add_argument("--model", choices=("ocean",), default="ocean", help="what to train")
+    model.add_argument(
+        "--model",
+        choices=("ocean", "transformer", "lstm", "gru"),
+        default="ocean",
+        help="what to train; the others are baselines, of equal parameters",
+    )
     model.add_argument("--width", type=int, default=64, help="D, the width of the ocean state")
     model.add_argument("--layers", type=int, default=2, help="L")
     model.add_argument("--heads", type=int, default=4, help="H")
     training = p.add_argument_group("training")
     training.add_argument(
-        "--regime", choices=("full", "detach"), default="full", help="gradient through time or not"
+        "--regime",
+        choices=("serial", "full", "detach"),
+        default="full",
+        help="full: the exact gradient through time; detach: none; serial: full by hand, in NumPy",
+    )
+    training.add_argument(
+        "--truncate",
+        type=int,
+        metavar="STEPS",
+        help="cut the gradient through time every STEPS (full, serial)",
+    )
+    training.add_argument(
+        "--sweeps", type=int, metavar="K", help="compute the oceans in K parallel sweeps (detach)"
     )
     training.add_argument("--steps", type=int, default=2000, help="training steps")
     training.add_argument("--batch", type=int, default=32, help="B, streams side by side")
@@ -94,6 +111,7 @@ def parser() -> argparse.ArgumentParser:
 def _run(args: argparse.Namespace, received: list[int]) -> int:
     import torch
 
+    from ocean_train import parallel
     from ocean_train.batches import prepare
     from ocean_train.corpora import load_corpus
     from ocean_train.loop import Settings, train
@@ -109,20 +127,32 @@ def _run(args: argparse.Namespace, received: list[int]) -> int:
     torch.set_num_threads(args.threads)
     corpus = load_corpus(args.corpus, args.text)
     data = prepare(corpus, settings.tokenizer, settings.vocabulary, settings.batch, settings.window)
-    print(_describe(settings, data), flush=True)
-    checkpoint = train(
-        settings,
-        data,
-        args.out,
-        eval_every=args.eval_every,
-        save_every=args.save_every,
-        stop=lambda: bool(received),
-        say=lambda line: print(line, flush=True),
-    )
+    device = parallel.start()
+    try:
+        leads = parallel.leads()
+
+        def say(line: str) -> None:
+            if leads:
+                print(line, flush=True)
+
+        say(_describe(settings, data))
+        checkpoint = train(
+            settings,
+            data,
+            args.out,
+            eval_every=args.eval_every,
+            save_every=args.save_every,
+            device=device,
+            stop=lambda: bool(received),
+            say=say,
+        )
+    finally:
+        parallel.finish()
     if checkpoint.step < settings.steps:
-        print(f"stopped at step {checkpoint.step} of {settings.steps}; the same command goes on from there")
-        return 128 + received[0]
-    _show(checkpoint, args.out)
+        say(f"stopped at step {checkpoint.step} of {settings.steps}; the same command goes on from there")
+        return 128 + (received[0] if received else signal.SIGTERM)  # another process may have received it
+    if leads:
+        _show(checkpoint, args.out)
     return 0
 
 
@@ -138,6 +168,7 @@ def _describe(settings: Settings, data: Data) -> str:
 
 def _show(checkpoint: Checkpoint, out: Path) -> None:
     """Draw the curves, print what was reached and a sample."""
+    from ocean_train.loop import Settings, build
     from ocean_train.report import nats, plot, sample
 
     tokenizer = checkpoint.tokenizer
@@ -147,7 +178,8 @@ def _show(checkpoint: Checkpoint, out: Path) -> None:
         f"done   validation loss {nats(checkpoint.validation_loss)} nats a token "
         f"after {checkpoint.step} steps{skipped}; {out}/checkpoint.json, {out}/curves.png"
     )
-    model = checkpoint.model()
+    model = build(Settings(**checkpoint.settings), tokenizer)
+    model.load_state_dict(dict(checkpoint.weights))
     text = sample(
         model,
         tokenizer,

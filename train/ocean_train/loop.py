@@ -6,7 +6,8 @@ that was stopped or killed, and resumed any number of times, ends with the very 
 the same machine, versions and number of threads).
 
 The loop knows of a model only that it is called as `model(inputs, state) -> outputs, state` and trained
-through `ocean_train.regimes.backward`, whose state is one tensor or None.
+through `ocean_train.regimes.backward`, whose state is one tensor or None. Started by torchrun, several
+processes share a batch's rows (ocean_train.parallel), and the first of them measures and saves.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from ocean_runtime.tokenizer import Tokenizer
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from ocean_train import baselines, parallel
 from ocean_train import checkpoint as checkpoints
+from ocean_train.baselines import Model
 from ocean_train.batches import Batch, Data, streams, windows
 from ocean_train.checkpoint import Checkpoint, CheckpointError
-from ocean_train.model import OceanConfig, OceanTransformer
-from ocean_train.regimes import backward
+from ocean_train.model import OceanConfig
+from ocean_train.regimes import backward, check_options
 from ocean_train.report import nats, stream_loss, window_loss
 
 CLIP_NORM = 1.0
@@ -35,6 +38,7 @@ WARM_UP_STEPS = 100
 # and an embedding row of a rare token would fade while it isn't trained.
 WEIGHT_DECAY = 0.1
 HOPELESS = 100
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,10 @@ class Settings:
     """The peak of the learning rate."""
     feed: Literal["windows", "streams"] = "windows"
     seed: int = 0
+    truncate: int | None = None
+    """Cut the gradient through time every so many steps (regime full, serial); None: it flows through all T."""
+    sweeps: int | None = None
+    """Compute the oceans in so many parallel sweeps (regime detach); None: exactly, step by step."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "window"):
@@ -64,6 +72,11 @@ class Settings:
                 raise ValueError(f"--{name} must be at least 1, not {getattr(self, name)}")
         if not (math.isfinite(self.lr) and self.lr > 0):
             raise ValueError(f"--lr must be a positive number, not {self.lr}")
+        check_options(self.regime, self.truncate, None, self.sweeps)
+        if self.model not in baselines.MODELS:
+            raise ValueError(f"unknown model {self.model!r}; choose {', '.join(baselines.MODELS)}")
+        if self.model != "ocean" and (self.regime, self.truncate) != ("full", None):
+            raise ValueError(f"--regime and --truncate are for --model ocean; {self.model} has neither")
         if self.seed < 0:
             raise ValueError(f"--seed must not be negative; got {self.seed}")
 
@@ -79,6 +92,7 @@ def train(
     *,
     eval_every: int,
     save_every: int,
+    device: torch.device = CPU,
     stop: Callable[[], bool] = lambda: False,
     say: Callable[[str], None] = lambda line: None,
 ) -> Checkpoint:
@@ -86,20 +100,22 @@ def train(
 
     Raises CheckpointError where `out` holds another run, DivergedError after 100 skipped steps on end.
     """
-    model = build(settings, data.tokenizer)
+    model = build(settings, data.tokenizer).to(device)
+    shared = parallel.shared(model)
     optimizer = make_optimizer(model)
     last = resume(out, settings, data, model, optimizer)
     step, skipped, state, history = 0, 0, None, []
     if last is not None:
         step, skipped, history = last.step, last.skipped, list(last.history)
-        state = last.optimizer.get("carried")
+        if "carried" in last.optimizer:
+            state = parallel.own_rows(last.optimizer["carried"]).to(device)
         if step < settings.steps:
             say(f"going on from step {step} of {settings.steps}, as {out} holds this run's checkpoint")
 
     def save() -> Checkpoint:
         tensors = optimizer_tensors(model, optimizer)
         if state is not None:
-            tensors["carried"] = state
+            tensors["carried"] = parallel.all_rows(state, settings.batch)
         now = Checkpoint(
             config=model.config,
             weights=model.state_dict(),
@@ -116,7 +132,8 @@ def train(
             skipped=skipped,
             model_kind=settings.model,
         )
-        checkpoints.save(out, now)
+        if parallel.leads():
+            checkpoints.save(out, now)
         return now
 
     batch_at = feed(settings, data.training)
@@ -128,18 +145,19 @@ def train(
         unit=" tokens",
         unit_scale=True,
         dynamic_ncols=True,
-        disable=None,  # where nobody watches
+        disable=None if parallel.leads() else True,  # None: where nobody watches
     )
     with bar:
-        while step < settings.steps and not stop():
+        while step < settings.steps and not parallel.any_says(stop(), device):
             batch = batch_at(step)
-            loss, state = gradient(model, settings, batch, state)
+            loss, state = gradient(shared, settings, batch, state)
             if update(model, optimizer, loss, learning_rate(step, settings.steps, settings.lr)):
                 in_a_row = 0
                 losses.append(loss)
             else:
                 skipped, in_a_row = skipped + 1, in_a_row + 1
-                if state is not None and not state.isfinite().all():
+                spoilt = state is not None and not state.isfinite().all()
+                if parallel.any_says(spoilt, device):
                     state = None  # begin anew rather than carry a NaN on
             step += 1
             bar.update(settings.batch * settings.window)
@@ -148,7 +166,7 @@ def train(
                 raise DivergedError(
                     f"the gradient was not finite in {HOPELESS} steps on end; try a smaller --lr"
                 )
-            if step % eval_every == 0 or step == settings.steps:
+            if parallel.leads() and (step % eval_every == 0 or step == settings.steps):
                 history.append(measure(model, settings, data, step, losses))
                 losses = []
                 bar.clear()
@@ -160,7 +178,7 @@ def train(
     return save()
 
 
-def build(settings: Settings, tokenizer: Tokenizer) -> OceanTransformer:
+def build(settings: Settings, tokenizer: Tokenizer) -> Model:
     """The model that the settings ask for, with its first weights."""
     config = OceanConfig(
         inputs=tokenizer.size,
@@ -169,9 +187,7 @@ def build(settings: Settings, tokenizer: Tokenizer) -> OceanTransformer:
         layers=settings.layers,
         heads=settings.heads,
     )
-    if settings.model != "ocean":
-        raise ValueError(f"unknown model {settings.model!r}; choose ocean")
-    return OceanTransformer(config, settings.seed)
+    return baselines.build(settings.model, config, settings.window, settings.seed)
 
 
 def feed(settings: Settings, tokens: Tensor) -> Callable[[int], Batch]:
@@ -184,12 +200,16 @@ def feed(settings: Settings, tokens: Tensor) -> Callable[[int], Batch]:
 
 
 def gradient(
-    model: OceanTransformer, settings: Settings, batch: Batch, state: Tensor | None
+    model: nn.Module, settings: Settings, batch: Batch, state: Tensor | None
 ) -> tuple[float, Tensor | None]:
     """Fill every `.grad` from one batch; returns the loss, and the state where a next batch may carry it."""
     model.zero_grad(set_to_none=True)
     state = state if batch.carries else None
-    loss, state = backward(model, settings.regime, batch.inputs, batch.targets, state)
+    device = next(model.parameters()).device
+    inputs, targets = (parallel.own_rows(rows).to(device) for rows in (batch.inputs, batch.targets))
+    loss, state = backward(
+        model, settings.regime, inputs, targets, state, truncate=settings.truncate, sweeps=settings.sweeps
+    )
     return loss, state if settings.feed == "streams" else None
 
 
@@ -242,7 +262,7 @@ def restore_optimizer(
             continue
         if name not in parameters or (slot != "step" and value.shape != parameters[name].shape):
             raise CheckpointError(f"the optimizer's {key} does not fit the model; the checkpoint is damaged")
-        optimizer.state[parameters[name]][slot] = value.clone()
+        optimizer.state[parameters[name]][slot] = value.to(parameters[name].device, copy=True)
 
 
 def resume(
@@ -271,15 +291,14 @@ def resume(
     return found
 
 
-def measure(
-    model: OceanTransformer, settings: Settings, data: Data, step: int, losses: list[float]
-) -> dict[str, Any]:
+def measure(model: Model, settings: Settings, data: Data, step: int, losses: list[float]) -> dict[str, Any]:
     """One entry of the history."""
+    validation = data.validation.to(next(model.parameters()).device)
     return {
         "step": step,
         "train_loss": sum(losses) / len(losses) if losses else None,
-        "window_loss": _finite(window_loss(model, data.validation, settings.window)),
-        "stream_loss": _finite(stream_loss(model, data.validation, settings.window)),
+        "window_loss": _finite(window_loss(model, validation, settings.window)),
+        "stream_loss": _finite(stream_loss(model, validation, settings.window)),
     }
 
 

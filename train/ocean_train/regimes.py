@@ -31,7 +31,7 @@ def relay(
     `truncate` (full): cut the ocean's gradient every so many steps. `keep` (full): hold the intermediates of
     so many steps at once and recompute the rest. `sweeps` (detach): see `detach_relay`.
     """
-    _check(regime, truncate, keep, sweeps)
+    check_options(regime, truncate, keep, sweeps)
     if regime == "detach":
         return partial(detach_relay, sweeps=sweeps)
     return partial(bptt.relay, truncate=truncate, keep=keep)
@@ -96,7 +96,7 @@ def backward(
     The model may be a baseline (ocean_train.baselines), which has no regimes, and may be wrapped in
     DistributedDataParallel: then loss and gradient are those of all processes' rows together.
     """
-    _check(regime, truncate, keep, sweeps)
+    check_options(regime, truncate, keep, sweeps)
     shared = isinstance(model, DistributedDataParallel)
     module: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
     config = module.config
@@ -186,7 +186,8 @@ def _blank(values: Tensor, valid: Tensor) -> Tensor:
     return torch.where(valid.view(*valid.shape, *[1] * (values.dim() - 2)), values, 0)
 
 
-def _check(regime: str, truncate: int | None, keep: int | None, sweeps: int | None) -> None:
+def check_options(regime: str, truncate: int | None, keep: int | None, sweeps: int | None) -> None:
+    """ValueError for an unknown regime, or an option that is another regime's."""
     if regime not in REGIMES:
         raise ValueError(f"unknown regime {regime!r}; choose {', '.join(REGIMES[:-1])} or {REGIMES[-1]}")
     allowed = {"serial": ("truncate",), "full": ("truncate", "keep"), "detach": ("sweeps",)}[regime]

@@ -9,7 +9,9 @@ import torch
 from ocean_runtime.tokenizer import Tokenizer
 from torch import Tensor
 
-from ocean_train.model import OceanTransformer, position_loss
+from ocean_train.baselines import Model, StandardTransformer
+from ocean_train.model import position_loss
+from ocean_train.regimes import predict
 
 EVALUATION_WINDOWS = 2048
 EVALUATION_BATCH = 256
@@ -17,7 +19,7 @@ EVALUATION_STREAM = 4096
 
 
 @torch.no_grad()
-def window_loss(model: OceanTransformer, tokens: Tensor, window: int) -> float:
+def window_loss(model: Model, tokens: Tensor, window: int) -> float:
     """Mean loss, nats a token, over windows of (N,) tokens side by side, each read from a zero state.
 
     Where there are more than 2,048 windows, that many at even distances are read.
@@ -29,38 +31,42 @@ def window_loss(model: OceanTransformer, tokens: Tensor, window: int) -> float:
     rows = tokens[starts[:, None] + torch.arange(window + 1)]  # (windows, T + 1)
     total = 0.0
     for some in torch.split(rows, EVALUATION_BATCH):
-        outputs, _ = model(some[:, :-1])
+        outputs, _ = predict(model, some[:, :-1])
         total += position_loss(model.config, outputs, some[:, 1:]).double().sum().item()
     return total / (len(rows) * window)
 
 
 @torch.no_grad()
-def stream_loss(model: OceanTransformer, tokens: Tensor, window: int) -> float:
+def stream_loss(model: Model, tokens: Tensor, window: int) -> float:
     """Mean loss, nats a token, over the first 4,096 of (N,) tokens as one stream with its state carried."""
     tokens = tokens[: EVALUATION_STREAM + 1]
     state, total = None, 0.0
     for inputs, targets in zip(
         torch.split(tokens[:-1], window), torch.split(tokens[1:], window), strict=True
     ):
-        outputs, state = model(inputs[None], state)
+        outputs, state = predict(model, inputs[None], state)
         total += position_loss(model.config, outputs, targets[None]).double().sum().item()
     return total / (len(tokens) - 1)
 
 
 @torch.no_grad()
 def sample(
-    model: OceanTransformer, tokenizer: Tokenizer, prompt: Tensor, length: int, temperature: float, seed: int
+    model: Model, tokenizer: Tokenizer, prompt: Tensor, length: int, temperature: float, seed: int
 ) -> str:
     """The `length` tokens, none of them unknown, that the model writes after reading `prompt` (N,)."""
     generator = torch.Generator().manual_seed(seed)
-    outputs, state = model(prompt[None])
+    outputs, state = predict(model, prompt[None])
     written = []
     for _ in range(length):
         logits = outputs[0, -1] / temperature
         logits[0] = -torch.inf  # the unknown token has no text
         token = torch.multinomial(logits.softmax(-1), 1, generator=generator)
         written.append(int(token))
-        outputs, state = model(token[None], state)
+        if isinstance(model, StandardTransformer):  # it has no state and reads its window anew
+            prompt = torch.cat([prompt, token])[-model.window :]
+            outputs, _ = predict(model, prompt[None])
+        else:
+            outputs, state = predict(model, token[None], state)
     return tokenizer.decode(written)
 
 
