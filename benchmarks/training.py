@@ -264,7 +264,7 @@ def provenance() -> dict[str, Any]:
         "torch": torch.__version__,
         "numpy": np.__version__,
         "python": platform.python_version(),
-        "native_loops": native.loops(torch.zeros(1)) is not None,
+        "native_loops": native.available(),
         "seed": 0,
     }
 

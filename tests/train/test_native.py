@@ -20,7 +20,7 @@ with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     for _ in range(3):
         loss, _ = regimes.backward(model, "full", tokens, tokens)
-print(len(caught), native.loops(torch.zeros(1)) is not None, f"{loss:.5f}")
+print(len(caught), native.available(), f"{loss:.5f}")
 for warning in caught: print(warning.message)
 """
 

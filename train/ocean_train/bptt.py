@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -130,7 +131,7 @@ class _Chain(torch.autograd.Function):
     ) -> Tensor:
         stacked = _stack(parameters)
         matrices = fold(stacked)
-        loops = native.loops(x) if options.use_native else None
+        loops = native.loops(matrices) if options.use_native else None
         whole = options.keep >= x.shape[1]
         oceans, tape = _forward(matrices, loops, options.heads, x, ocean, reset, valid, keep=whole)
         ctx.options, ctx.loops, ctx.stacked, ctx.matrices = options, loops, stacked, matrices
@@ -169,8 +170,8 @@ class _Chain(torch.autograd.Function):
             d_part = d_oceans[:, start:end].contiguous()
             d_part[:, -1] += carry
             masks = [None if m is None else m[:, start:end].t().contiguous() for m in (stop, valid)]
-            run = ctx.loops.backward if ctx.loops else torch_backward
-            gradients = run(ctx.matrices, tape, d_part, *masks)
+            run = ctx.loops.backward if ctx.loops else partial(torch_backward, ctx.matrices)
+            gradients = run(tape, d_part, *masks)
             carry = gradients.d_ocean0
             dx.append(_token_gradient(ctx.matrices, tape, gradients).transpose(0, 1))
             sums = _add(sums, weight_gradients(tape, gradients))
@@ -193,8 +194,8 @@ def _forward(
     """Token-only work for all T at once, then the serial loop."""
     tape = _hoist(matrices, heads, x, keep)
     masks = [None if m is None else m.t().contiguous() for m in (reset, valid)]  # (T, B)
-    run = loops.forward if loops else torch_forward
-    return run(matrices, tape, ocean.contiguous(), *masks), tape
+    run = loops.forward if loops else partial(torch_forward, matrices)
+    return run(tape, ocean.contiguous(), *masks), tape
 
 
 def _hoist(matrices: Matrices, heads: int, x: Tensor, keep: bool) -> Tape:

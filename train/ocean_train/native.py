@@ -45,10 +45,11 @@ class _Args(ctypes.Structure):
 
 
 class Loops:
-    """The two loops for one dtype, with the signatures of `bptt.torch_forward` and `bptt.torch_backward`."""
+    """The two loops for one set of matrices, which are packed when they are first needed."""
 
-    def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
-        suffix = SUFFIXES[dtype]
+    def __init__(self, library: ctypes.CDLL, matrices: Matrices) -> None:
+        self._matrices = matrices
+        suffix = SUFFIXES[matrices.wqkv.dtype]
         self._forward = library[f"ocean_forward_{suffix}"]
         self._backward = library[f"ocean_backward_{suffix}"]
         self._pack = library[f"ocean_pack_{suffix}"]
@@ -58,57 +59,41 @@ class Loops:
         self._packed.restype = ctypes.c_int64
         self._block = int(library.ocean_block())
 
-    def forward(
-        self, matrices: Matrices, tape: Tape, ocean: Tensor, reset: Tensor | None, valid: Tensor | None
-    ) -> Tensor:
+    @functools.cached_property
+    def _forward_panels(self) -> dict[str, Tensor]:
+        m, D = self._matrices, self._matrices.wo.shape[-1]
+        parts = {"wq": m.wqkv[:, :D], "wkv": m.wqkv[:, D:], "wo": m.wo, "w1": m.w1, "w2": m.w2}
+        return {name: self.pack(part, transposed=True) for name, part in parts.items()}
+
+    @functools.cached_property
+    def _backward_panels(self) -> dict[str, Tensor]:
+        m = self._matrices
+        parts = {"w2t": m.w2, "w1t": m.w1, "wot": m.wo, "wqkvt": m.wqkv}
+        return {name: self.pack(part, transposed=False) for name, part in parts.items()}
+
+    def forward(self, tape: Tape, ocean: Tensor, reset: Tensor | None, valid: Tensor | None) -> Tensor:
         """See `bptt.torch_forward`."""
         T, B, D = tape.x0.shape
         oceans = ocean.new_empty(B, T, D)
-        wqkv = matrices.wqkv
-        tensors = {
-            "wq": self.pack(wqkv[:, :D], transposed=True),
-            "wkv": self.pack(wqkv[:, D:], transposed=True),
-            "wo": self.pack(matrices.wo, transposed=True),
-            "w1": self.pack(matrices.w1, transposed=True),
-            "w2": self.pack(matrices.w2, transposed=True),
-            "bqkv": matrices.bqkv,
-            "b1": matrices.b1,
-            "b2": matrices.b2,
-            "ocean0": ocean,
-            "reset": reset,
-            "valid": valid,
-            "oceans": oceans,
-        }
-        self._call(self._forward, matrices, tape, tensors)
+        m = self._matrices
+        own = {"bqkv": m.bqkv, "b1": m.b1, "b2": m.b2, "ocean0": ocean, "oceans": oceans}
+        self._call(self._forward, tape, {**self._forward_panels, **own, "reset": reset, "valid": valid})
         return oceans
 
-    def backward(
-        self, matrices: Matrices, tape: Tape, d_oceans: Tensor, stop: Tensor | None, valid: Tensor | None
-    ) -> Gradients:
+    def backward(self, tape: Tape, d_oceans: Tensor, stop: Tensor | None, valid: Tensor | None) -> Gradients:
         """See `bptt.torch_backward`."""
         from ocean_train.bptt import Gradients
 
         _, B, D = tape.x0.shape
-        L = len(matrices.wo)
+        L = len(self._matrices.wo)
         dx0 = torch.empty_like(tape.x0)
         d_ocean0 = d_oceans.new_empty(B, D)
         sums = d_oceans.new_zeros(self._blocks(B), L, 8 * D)
-        tensors = {
-            "w2t": self.pack(matrices.w2, transposed=False),
-            "w1t": self.pack(matrices.w1, transposed=False),
-            "wot": self.pack(matrices.wo, transposed=False),
-            "wqkvt": self.pack(matrices.wqkv, transposed=False),
-            "reset": stop,
-            "valid": valid,
-            "d_oceans": d_oceans,
-            "dqkv0": tape.qkv0,
-            "dmid": tape.dmid,
-            "dout": tape.dout,
-            "dx0": dx0,
-            "d_ocean0": d_ocean0,
-            "sums": sums,
+        own = {
+            **{"reset": stop, "valid": valid, "d_oceans": d_oceans, "dqkv0": tape.qkv0, "dmid": tape.dmid},
+            **{"dout": tape.dout, "dx0": dx0, "d_ocean0": d_ocean0, "sums": sums},
         }
-        self._call(self._backward, matrices, tape, tensors)
+        self._call(self._backward, tape, {**self._backward_panels, **own})
         dbqkv, db1, db2 = torch.split(sums.sum(0), [3 * D, 4 * D, D], 1)
         return Gradients(dx0, d_ocean0, dbqkv, db1, db2)
 
@@ -132,15 +117,11 @@ class Loops:
         return threads * -(-B // (threads * self._block))
 
     def _call(
-        self,
-        function: ctypes._NamedFuncPointer,
-        matrices: Matrices,
-        tape: Tape,
-        tensors: dict[str, Tensor | None],
+        self, function: ctypes._NamedFuncPointer, tape: Tape, tensors: dict[str, Tensor | None]
     ) -> None:
         T, B, D = tape.x0.shape
         args = _Args(
-            B=B, T=T, D=D, L=len(matrices.wo), H=tape.a.shape[-1], threads=torch.get_num_threads(),
+            B=B, T=T, D=D, L=len(self._matrices.wo), H=tape.a.shape[-1], threads=torch.get_num_threads(),
             blocks=self._blocks(B), keep=tape.keep,
         )  # fmt: skip
         for name in ("x0", "qkv0", "kvo", "a", "y", "hat2", "inv2", "g", "slope", "ohat", "oinv"):
@@ -154,19 +135,17 @@ class Loops:
         function(ctypes.byref(args))
 
 
-def loops(like: Tensor) -> Loops | None:
-    """The native loops for tensors such as `like`; None where there are none (a GPU, no compiler)."""
-    if like.device.type != "cpu" or like.dtype not in SUFFIXES:
+def loops(matrices: Matrices) -> Loops | None:
+    """The native loops for these matrices; None where there are none (a GPU, another dtype, no compiler)."""
+    if matrices.wqkv.device.type != "cpu" or matrices.wqkv.dtype not in SUFFIXES:
         return None
     library = _library()
-    return None if library is None else _loops(like.dtype)
+    return None if library is None else Loops(library, matrices)
 
 
-@functools.cache
-def _loops(dtype: torch.dtype) -> Loops:
-    library = _library()
-    assert library is not None
-    return Loops(library, dtype)
+def available() -> bool:
+    """Whether the native loops are there, or can be built now."""
+    return _library() is not None
 
 
 @functools.cache
