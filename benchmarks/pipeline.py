@@ -14,7 +14,6 @@ operations; its total work over its critical path is the speed-up that endlessly
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -27,7 +26,7 @@ from typing import Any
 import torch
 from ocean_train import bptt, native
 from ocean_train.model import OceanConfig, OceanTransformer
-from training import ROOT, alternate, provenance
+from training import ROOT, alternate, provenance, publish
 
 PIECE = 8  # steps of the chain between two hand-overs to the second thread
 SIZES = (
@@ -53,11 +52,7 @@ def main() -> None:
         "overlap": [overlap(*size) for size in timed],
         "graph": [parallelism(*size) for size in (SIZES[:1] if args.quick else SIZES)],
     }
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "results.json").write_text(json.dumps(report, indent=1) + "\n")
-    table = "\n".join(markdown(report))
-    (args.out / "table.md").write_text(table + "\n")
-    print(table)
+    publish(report, markdown(report), args.out, None if args.quick else "pipeline")
     args.figure.parent.mkdir(parents=True, exist_ok=True)
     draw(args.figure)
 

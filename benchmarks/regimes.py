@@ -11,7 +11,6 @@ take turns step by step, so that a noisy machine treats them alike. `serial` is 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -25,7 +24,7 @@ from ocean_train.corpora import load_corpus
 from ocean_train.loop import learning_rate, make_optimizer, update
 from ocean_train.model import OceanConfig
 from ocean_train.report import window_loss
-from training import ROOT, provenance
+from training import ROOT, provenance, publish
 
 B, T = 32, 64
 PEAK_LR = 2e-3
@@ -47,11 +46,7 @@ def main() -> None:
     args = p.parse_args()
     torch.set_num_threads(1)
     report = measure(D=16 if args.quick else 64, L=2, steps=3 if args.quick else 300)
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "results.json").write_text(json.dumps(report, indent=1) + "\n")
-    table = "\n".join(markdown(report))
-    (args.out / "table.md").write_text(table + "\n")
-    print(table)
+    publish(report, markdown(report), args.out, None if args.quick else "regimes")
 
 
 def measure(D: int, L: int, steps: int) -> dict[str, Any]:

@@ -53,11 +53,7 @@ def main() -> None:
         print(peak_memory(*map(int, args.memory)))
         return
     report = measure(args.quick)
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "results.json").write_text(json.dumps(report, indent=1) + "\n")
-    table = "\n".join(markdown(report))
-    (args.out / "table.md").write_text(table + "\n")
-    print(table)
+    publish(report, markdown(report), args.out, None if args.quick else "training")
 
 
 def measure(quick: bool) -> dict[str, Any]:
@@ -340,6 +336,20 @@ def markdown(report: dict[str, Any]) -> list[str]:
             f"| {e['steps']} | {e['keep'] or 'all'} | {e['peak_mb'] - e['before_mb']:.0f} | {e['seconds']:.2f} |"
         )
     return [*lines, "", f"The whole run took {report['seconds']:.0f} s."]
+
+
+def publish(report: dict[str, Any], lines: list[str], out: Path, section: str | None) -> None:
+    """Write results.json and table.md into `out`, and the table into its section of docs/bptt.md."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "results.json").write_text(json.dumps(report, indent=1) + "\n")
+    table = "\n".join(lines)
+    (out / "table.md").write_text(table + "\n")
+    print(table)
+    if section:
+        page = ROOT / "docs" / "bptt.md"
+        before, _, rest = page.read_text().partition(f"<!-- {section} -->\n")
+        after = rest.partition(f"<!-- /{section} -->")[2]
+        page.write_text(f"{before}<!-- {section} -->\n\n{table}\n\n<!-- /{section} -->{after}")
 
 
 def say(line: str) -> None:

@@ -207,3 +207,38 @@ def test_killed_ten_times_at_random_moments_it_ends_with_the_weights_of_an_unbro
 def newest_weights(out: Path) -> int:
     """The step of the newest file of weights, named by the pointer or not yet."""
     return max((int(path.name.split("-")[1]) for path in out.glob("weights-*")), default=0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--regime", "serial"],
+        ["--regime", "detach", "--sweeps", "2"],
+        ["--truncate", "2", "--feed", "streams"],
+        ["--model", "transformer"],
+        ["--model", "lstm", "--feed", "streams"],
+        ["--model", "gru"],
+    ],
+)
+def test_every_regime_and_model_trains(
+    options: list[str], text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert main(["--text", str(text), *TINY, *options, "--out", str(out)]) == 0
+    assert "it writes, after reading" in capsys.readouterr().out
+    assert load(out).step == 12
+
+
+@pytest.mark.parametrize(
+    "options,complaint",
+    [
+        (["--model", "lstm", "--regime", "detach"], "--regime and --truncate are for --model ocean"),
+        (["--regime", "detach", "--truncate", "3"], "the regime detach has no option truncate"),
+        (["--truncate", "0"], "truncate must be a positive number or None, not 0"),
+    ],
+)
+def test_options_that_do_not_fit_together_are_refused(
+    options: list[str], complaint: str, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--text", str(text), *TINY, *options, "--out", str(tmp_path / "run")]) == 1
+    assert complaint in capsys.readouterr().err

@@ -55,6 +55,8 @@ def sample(
 ) -> str:
     """The `length` tokens, none of them unknown, that the model writes after reading `prompt` (N,)."""
     generator = torch.Generator().manual_seed(seed)
+    if isinstance(model, StandardTransformer):
+        prompt = prompt[-model.window :]
     outputs, state = predict(model, prompt[None])
     written = []
     for _ in range(length):
