@@ -21,6 +21,7 @@ STANDARD = _names(
     "Swish Tan Tanh ThresholdedRelu Where Xor "
     # sums over axes, products, norms
     "ArgMax ArgMin CumSum Einsum Gemm LayerNormalization LpNormalization MatMul MatMulInteger RMSNormalization "
+    "SimplifiedLayerNormalization "
     "ReduceL1 ReduceL2 ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare TopK "
     # shapes and places
     "Cast CastLike Concat Constant ConstantOfShape DepthToSpace Expand Flatten Gather GatherElements GatherND "
@@ -36,7 +37,7 @@ STANDARD = _names(
 
 MICROSOFT = _names(
     "BiasGelu DequantizeLinear DynamicQuantizeLSTM DynamicQuantizeMatMul FastGelu FusedConv FusedGemm "
-    "FusedMatMul Gelu MatMulIntegerToFloat MatMulNBits QuantizeLinear QuickGelu SimplifiedLayerNormalization "
+    "FusedMatMul Gelu MatMulIntegerToFloat MatMulNBits QuantizeLinear QuickGelu "
     "SkipLayerNormalization SkipSimplifiedLayerNormalization"
 )
 

@@ -64,7 +64,8 @@ def main() -> None:
     try:
         import onnxruntime  # noqa: F401  # before the limit: the libraries are not the model's greed
 
-        limit(size)
+        limit_memory(size)
+        _limit_time(size)
         text = scan(data)
         assert text is not None  # the parent has seen it
         OceanModel(session_of(data, 1, None), Contract.from_json(text), Path("model"))
@@ -76,19 +77,19 @@ def main() -> None:
         print("ok")
 
 
-def limit(size: int) -> None:
-    """Bound what this process may still take, for a model of `size` bytes."""
-    pages = (
-        int(Path("/proc/self/statm").read_text().split()[0]) if Path("/proc/self/statm").exists() else None
-    )
-    if pages is not None:
-        memory = pages * resource.getpagesize() + 3 * size + MEMORY_BYTES
+def limit_memory(size: int) -> None:
+    """Bound the memory that this process may still take, for a model of `size` bytes; and no core dumps."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    taken = Path("/proc/self/statm")
+    if taken.exists():  # Linux
+        memory = int(taken.read_text().split()[0]) * resource.getpagesize() + 3 * size + MEMORY_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+
+
+def _limit_time(size: int) -> None:
     used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
     seconds = int(used) + 1 + _seconds(size)
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
 
 
 def _seconds(size: int) -> int:
