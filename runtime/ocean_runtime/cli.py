@@ -28,7 +28,7 @@ def main(argv: list[str] | None = None) -> int:
     """The command. Returns the exit status: 0, or 1 with one sentence on standard error."""
     args = _parser().parse_args(argv)
     try:
-        model = OceanModel.load(args.model)
+        model = OceanModel.load(args.model, untrusted=args.untrusted)
         if args.info:
             print(describe(model.contract))
             return 0
@@ -69,6 +69,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         type=Path,
         help="go on from this snapshot where it exists; save there at the end",
+    )
+    parser.add_argument(
+        "--untrusted",
+        action="store_true",
+        help="load the model first in a process with bounded memory and time (see SECURITY.md)",
     )
     parser.add_argument("--info", action="store_true", help="say what the model is, and stop")
     parser.add_argument("--version", action="version", version=f"oceanstate {__version__}")

@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -33,7 +34,12 @@ DTYPES = {
     "uint8": np.uint8,
     "bool": np.bool_,
 }
-MAX_JSON_BYTES = 16 << 20
+MAX_JSON_BYTES = 8 << 20
+MAX_TENSORS = 1_000
+"""Inputs, outputs and states of a step."""
+MAX_RANK = 8
+MAX_ELEMENTS = 1 << 25
+"""Numbers in all inputs, outputs and states of a step of one stream."""
 BATCH = "B"
 """How a shape names its batch axis."""
 
@@ -126,8 +132,14 @@ class Contract:
             raise ContractError("the contract's kind is tokens, but it holds no tokenizer")
         names = [t.name for t in self.inputs] + [s.input for s in self.states]
         names_out = [t.name for t in self.outputs] + [s.output for s in self.states]
+        if len(names) + len(names_out) > MAX_TENSORS:
+            raise ContractError(f"the contract names more than {MAX_TENSORS:,} inputs, outputs and states")
         for name in (*_twice(names), *_twice(names_out)):
             raise ContractError(f"the contract names {name!r} twice")
+        elements = [e.name for t in self.inputs + self.outputs for e in t.elements]
+        for name in (self.state_id, self.precision, *names, *names_out, *elements):
+            if not name.isprintable():
+                raise ContractError(f"the contract has a name that can't be printed, {name!r}")
         for tensor in self.inputs + self.outputs:
             _check_tensor(tensor.name, tensor.dtype, tensor.shape)
             if tensor.elements and (not tensor.shape or len(tensor.elements) != tensor.shape[-1]):
@@ -135,8 +147,13 @@ class Contract:
                     f"the contract gives {len(tensor.elements)} element names for {tensor.name!r} of shape "
                     f"{show_shape(tensor.shape)}"
                 )
+            _check_value(tensor.name, tensor.dtype, tensor.constant)
         for state in self.states:
             _check_tensor(state.input, state.dtype, state.shape)
+            _check_value(state.input, state.dtype, state.initial)
+        shapes = [t.shape for t in self.inputs + self.outputs] + [s.shape for s in self.states]
+        if sum(math.prod(sized(shape, 1)) for shape in shapes) > MAX_ELEMENTS:
+            raise ContractError(f"the contract's tensors have more than {MAX_ELEMENTS:,} elements together")
         for tensor in self.outputs:
             if tensor.predicts and tensor.predicts not in names:
                 raise ContractError(
@@ -276,12 +293,25 @@ def _check_tensor(name: str, dtype: str, shape: tuple[int | str, ...]) -> None:
             )
     if shape.count(BATCH) > 1:
         raise ContractError(f"the contract gives {name!r} two batch axes, {show_shape(shape)}")
-    if math.prod(axis for axis in shape if isinstance(axis, int)) > 1 << 31:
-        raise ContractError(f"the contract gives {name!r} the shape {show_shape(shape)}, over 2^31 elements")
+    if len(shape) > MAX_RANK:
+        raise ContractError(f"the contract gives {name!r} {len(shape)} axes; at most {MAX_RANK} are read")
+    if any(isinstance(axis, int) and axis > MAX_ELEMENTS for axis in shape):
+        raise ContractError(f"the contract gives {name!r} the shape {show_shape(shape)}, over 2^25 elements")
+
+
+def _check_value(name: str, dtype: str, value: float | int | bool | None) -> None:
+    """A number that fills a tensor must be one that its dtype holds."""
+    try:
+        with np.errstate(over="ignore"):
+            held = value is None or math.isfinite(np.full(1, value, DTYPES[dtype])[0])
+    except (OverflowError, ValueError):
+        held = False
+    if not held:
+        raise ContractError(f"the contract fills {name!r} with a value that {dtype} can't hold")
 
 
 def _twice(names: list[str]) -> list[str]:
-    return sorted({name for name in names if names.count(name) > 1})
+    return sorted(name for name, count in Counter(names).items() if count > 1)
 
 
 def _or(choices: Iterable[str]) -> str:

@@ -38,7 +38,13 @@ def describe(contract: Contract) -> str:
         lines += [f"rate  {contract.rate_hz:g} Hz"]
     lines += _section("made from", contract.provenance)
     lines += _section("measured at export against the trained model", contract.parity)
-    return "\n".join([*lines, f"file  opset {contract.opset}, IR version {contract.ir_version}"])
+    lines += [f"file  opset {contract.opset}, IR version {contract.ir_version}"]
+    return "\n".join(_printable(line) for line in lines)
+
+
+def _printable(line: str) -> str:
+    """Without what a terminal would take for a command: a contract may be a stranger's."""
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in line)
 
 
 def _section(title: str, values: Mapping[str, Any]) -> list[str]:

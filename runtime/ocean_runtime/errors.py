@@ -6,9 +6,18 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+MAX_MESSAGE = 1000
+
 
 class OceanError(Exception):
-    """The base of every error that the runtime raises on purpose."""
+    """The base of every error that the runtime raises on purpose.
+
+    Its message is one line that a terminal can print: what it quotes may be a stranger's.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        line = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in message[: MAX_MESSAGE + 1])
+        super().__init__(line if len(line) <= MAX_MESSAGE else f"{line[:MAX_MESSAGE]}...")
 
 
 class ContractError(OceanError, ValueError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +18,7 @@ Array = NDArray[Any]
 _log = logging.getLogger(__name__)
 
 _ACCEPTED = {"i": "iu", "u": "iu", "f": "fiu", "b": "b"}
-_SMALL = 8192
+SMALL = 8192
 """Elements up to which a dot product is the fastest look at an array; larger ones would wake BLAS's threads."""
 
 
@@ -27,10 +28,8 @@ def finite(array: Array) -> bool:
     x·x is a sum of non-negative terms, so a NaN or infinity anywhere shows in it. It may also overflow by
     itself, and then each element is looked at.
     """
-    if array.size <= _SMALL:
-        total: Any = np.vdot(array, array)
-        if total - total == 0:
-            return True
+    if array.size <= SMALL and math.isfinite(np.vdot(array, array)):
+        return True
     return bool(np.isfinite(array).all())
 
 
@@ -53,14 +52,17 @@ class Entry:
         )
         tokenizer = contract.tokenizer if contract.kind == "tokens" else None
         self._vocabulary = 0 if tokenizer is None else tokenizer.size
-        self._scalar_token = bool(self._vocabulary) and self._single == ()
+        self._tokens: Array | None = None
+        if self._vocabulary and self._single == ():  # a view of this table is the quickest array of one token
+            self._tokens = np.arange(self._vocabulary, dtype=self._dtype).reshape(-1, *self._shape)
         self._low, self._high = _range(tensor)
         self._warned = np.zeros(len(tensor.elements), bool)
 
     def take(self, value: ArrayLike) -> Array:
-        """The input as the graph takes it, a copy. Raises InputError, with the rows at fault."""
-        if self._scalar_token and type(value) is int and 0 <= value < self._vocabulary:
-            return np.array((value,), self._dtype).reshape(self._shape)
+        """The input as the graph takes it, no view of `value`. Raises InputError, with the rows at fault."""
+        if type(value) is int and self._tokens is not None and 0 <= value < self._vocabulary:
+            token: Array = self._tokens[value]
+            return token
         array = self._array(value)
         if self._dtype.kind == "f":
             if array.dtype == self._dtype:

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ocean_runtime.contract import BATCH, DTYPES, METADATA_KEY, Contract, show_shape, sized
+from ocean_runtime.contract import BATCH, DTYPES, Contract, show_shape, sized
 from ocean_runtime.errors import ContractError
 from ocean_runtime.files import read_bounded
+from ocean_runtime.probe import try_in_a_process
+from ocean_runtime.scan import scan
 
 if TYPE_CHECKING:
     from ocean_runtime.stream import Guard, OceanStream
@@ -46,41 +48,37 @@ class OceanModel:
 
     @classmethod
     def load(
-        cls, path: str | Path, *, threads: int = 1, providers: Sequence[str] | None = None
+        cls,
+        path: str | Path,
+        *,
+        threads: int = 1,
+        providers: Sequence[str] | None = None,
+        untrusted: bool = False,
     ) -> OceanModel:
         """Load a model file and run one step that nobody sees, so that the first real step is not slow.
 
+        The file's bytes are scanned first, and onnxruntime sees only what a step graph needs.
+
         threads: onnxruntime's threads within a step; one is fastest for the sizes of a robot's memory.
         providers: onnxruntime execution providers, the CPU where None.
+        untrusted: load it first in a process of its own, with bounded memory and time (some 0.5 s more).
         Raises ContractError where the file is missing, is no model, or does not keep its contract.
         """
         path = Path(path)
         data = _read_file(path)
-        ort = _import_onnxruntime()
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.inter_op_num_threads = 1
-        options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        options.add_session_config_entry("session.inter_op.allow_spinning", "0")
-        options.log_severity_level = 4
         try:
-            # From bytes, not from the path: so no file can refer to external data beside it.
-            session = ort.InferenceSession(
-                data, options, providers=list(providers or ["CPUExecutionProvider"])
-            )
-        except Exception as error:  # onnxruntime's exceptions share no base class
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise ContractError(
-                f"{path} can't be loaded by onnxruntime {ort.__version__}: {reason}"
-            ) from None
-        metadata = session.get_modelmeta().custom_metadata_map
-        if METADATA_KEY not in metadata:
-            raise ContractError(
-                f"{path} holds no Ocean State contract; make the file with ocean-export from a checkpoint"
-            )
+            text = scan(data)
+            if text is None:
+                raise ContractError(
+                    "holds no Ocean State contract; make the file with ocean-export from a checkpoint"
+                )
+        except ContractError as error:
+            raise ContractError(f"{path} {error}") from None
         try:
-            return cls(session, Contract.from_json(metadata[METADATA_KEY]), path)
+            contract = Contract.from_json(text)
+            if untrusted:
+                try_in_a_process(data)
+            return cls(session_of(data, threads, providers), contract, path)
         except ContractError as error:
             raise ContractError(f"{path}: {error}") from None
 
@@ -144,7 +142,7 @@ class OceanModel:
         try:
             results = self.compute(feed)
         except Exception as error:
-            reason = str(error).splitlines()[0]
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise ContractError(f"the graph can't run one step ({reason}); export the model again") from None
         declared = [t.shape for t in self.contract.outputs] + [s.shape for s in self.contract.states]
         for name, shape, result in zip(self._outputs, declared, results, strict=True):
@@ -170,6 +168,24 @@ def _read_file(path: Path) -> bytes:
         raise ContractError(f"there is no model file at {path}") from None
     except OSError as error:
         raise ContractError(f"{path} can't be read: {error.strerror}") from None
+
+
+def session_of(data: bytes, threads: int, providers: Sequence[str] | None) -> Any:
+    """An onnxruntime session of scanned bytes. Raises ContractError where onnxruntime refuses them."""
+    ort = _import_onnxruntime()
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+    options.log_severity_level = 4
+    try:
+        # From bytes, not from the path: so no file can refer to external data beside it.
+        return ort.InferenceSession(data, options, providers=list(providers or ["CPUExecutionProvider"]))
+    except Exception as error:  # onnxruntime's exceptions share no base class
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ContractError(f"it can't be loaded by onnxruntime {ort.__version__}: {reason}") from None
 
 
 def _import_onnxruntime() -> Any:

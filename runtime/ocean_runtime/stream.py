@@ -274,11 +274,10 @@ class OceanStream:
             now = self._now
             plan, steps = now.plan, now.steps + 1
             try:
-                results = plan.compute(plan.take(x), now.state)
-                plan.check(results, steps)
+                results, state, predictions = plan.step(x, now.state, steps)
             except StepError as error:
                 return plan, self._guarded(x, error)
-            self._now = _Now(plan, steps, plan.states(results), plan.predictions(results))
+            self._now = _Now(plan, steps, state, predictions)
             if self.fault is not None:
                 self.fault, self._valid = None, np.ones(plan.rows, bool)
             return plan, results
@@ -299,9 +298,9 @@ class OceanStream:
             self._counters.held += 1
         else:
             self._counters.resets += 1
-        bad, results = plan.sound_rows(x, state)
+        bad, step = plan.sound_rows(x, state)
         contract = plan.model.contract
-        if results is None:
+        if step is None:
             self._now = _Now(plan, *((steps, state, predictions) if hold else (0, plan.initial_state(), {})))
             outputs: list[Array] = [
                 np.zeros(sized(t.shape, plan.rows), DTYPES[t.dtype]) for t in contract.outputs
@@ -309,11 +308,12 @@ class OceanStream:
             for output in outputs:
                 output[...] = no_value(output)
         else:
+            results, new_state, new_predictions = step
             self._now = _Now(
                 plan,
                 steps + 1,
-                plan.mixed(plan.states(results), bad, state if hold else plan.initial_state()),
-                plan.mixed(plan.predictions(results), bad, (predictions or None) if hold else None),
+                plan.mixed(new_state, bad, state if hold else plan.initial_state()),
+                plan.mixed(new_predictions, bad, (predictions or None) if hold else None),
             )
             named = {t.name: output for t, output in zip(contract.outputs, results, strict=False)}
             outputs = list(plan.mixed(named, bad, None).values())

@@ -1,0 +1,74 @@
+"""What a stream costs beside the graph it runs: `stream.step` against the bare `session.run`, side by side.
+
+python benchmarks/guard.py MODEL.onnx ...     (without one: tests/fixtures/tiny.onnx)
+
+The bare loop feeds the state back by itself and checks, counts and copies nothing. Rounds of both alternate,
+and which comes first alternates too; the figures are medians over rounds, in microseconds a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from ocean_runtime import OceanModel
+
+TINY = Path(__file__).parent.parent / "tests" / "fixtures" / "tiny.onnx"
+
+
+def main() -> None:
+    """Print one line for each model."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("models", nargs="*", type=Path, default=[TINY])
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=200, help="in a round")
+    args = parser.parse_args()
+    print("model\tsession.run us\tstream.step us\tstream adds us\tstream adds %")
+    for path in args.models:
+        model = OceanModel.load(path)
+        bare, guarded = compare(model, args.rounds, args.steps)
+        print(
+            f"{path.name}\t{bare:.1f}\t{guarded:.1f}\t{guarded - bare:.1f}\t{100 * (guarded / bare - 1):.0f}"
+        )
+
+
+def compare(model: OceanModel, rounds: int, steps: int) -> tuple[float, float]:
+    """Medians of microseconds a step: the bare session's, the stream's."""
+    entry, output, pair = model.contract.inputs[0], model.contract.outputs[0], model.contract.states[0]
+    random = np.random.default_rng(0)
+    xs: list[object]
+    if model.contract.kind == "tokens":
+        xs = random.integers(model.contract.sizes["inputs"], size=steps).tolist()
+        ready = [np.array([x]) for x in xs]
+    else:
+        xs = list(random.standard_normal((steps, int(entry.shape[-1]))).astype(np.float32))
+        ready = [np.asarray(x)[None] for x in xs]
+    session, names = model._session, [output.name, pair.output]
+    ocean = model.initial_state(1)[pair.input]
+    stream = model.stream()
+
+    def bare() -> None:
+        nonlocal ocean
+        for x in ready:
+            _, ocean = session.run(names, {entry.name: x, pair.input: ocean})
+
+    def guarded() -> None:
+        for x in xs:
+            stream.step(x)  # type: ignore[arg-type]
+
+    times: dict[str, list[float]] = {"bare": [], "guarded": []}
+    contestants: list[tuple[str, Callable[[], None]]] = [("bare", bare), ("guarded", guarded)]
+    for i in range(rounds):
+        for name, run in contestants if i % 2 else contestants[::-1]:
+            start = time.perf_counter()
+            run()
+            times[name].append((time.perf_counter() - start) / steps * 1e6)
+    return statistics.median(times["bare"]), statistics.median(times["guarded"])
+
+
+if __name__ == "__main__":
+    main()

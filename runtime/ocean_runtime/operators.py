@@ -1,0 +1,63 @@
+"""The operators that a step graph may use. Another one is added here by a line, with a test that runs it.
+
+Left out on purpose: what loops without a bound (Loop), makes tensors whose size no input has (Range, NonZero,
+Resize, Multinomial, RandomNormal, ...), holds anything but tensors (Sequence*, Optional*, strings), or reads
+files. The list is of what the runtime has been tried with: the export's own graphs, those of torch.onnx, the
+fused and quantised operators of onnxruntime, and recurrent models of others.
+"""
+
+from __future__ import annotations
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+STANDARD = _names(
+    # arithmetic and logic, element by element
+    "Abs Add And BitShift Ceil Clip Cos Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid "
+    "HardSwish Identity IsInf IsNaN LeakyRelu Less LessOrEqual Log LogSoftmax Max Mean Min Mish Mod Mul Neg "
+    "Not Or PRelu Pow Reciprocal Relu Round Selu Sigmoid Sign Sin Softmax Softplus Softsign Sqrt Sub Sum "
+    "Swish Tan Tanh ThresholdedRelu Where Xor "
+    # sums over axes, products, norms
+    "ArgMax ArgMin CumSum Einsum Gemm LayerNormalization LpNormalization MatMul MatMulInteger RMSNormalization "
+    "SimplifiedLayerNormalization "
+    "ReduceL1 ReduceL2 ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare TopK "
+    # shapes and places
+    "Cast CastLike Concat Constant ConstantOfShape DepthToSpace Expand Flatten Gather GatherElements GatherND "
+    "Pad Reshape ScatterElements ScatterND Shape Size Slice SpaceToDepth Split Squeeze Tile Transpose Trilu "
+    "Unsqueeze "
+    # layers of other people's models
+    "BatchNormalization Conv Dropout GRU GroupNormalization InstanceNormalization LSTM RNN "
+    # quantised
+    "DequantizeLinear DynamicQuantizeLinear QLinearMatMul QuantizeLinear "
+    # subgraphs: one branch of two, and a loop as long as its input
+    "If Scan"
+)
+
+MICROSOFT = _names(
+    "BiasGelu DequantizeLinear DynamicQuantizeLSTM DynamicQuantizeMatMul FastGelu FusedConv FusedGemm "
+    "FusedMatMul Gelu MatMulIntegerToFloat MatMulNBits QuantizeLinear QuickGelu "
+    "SkipLayerNormalization SkipSimplifiedLayerNormalization"
+)
+
+DOMAINS = {"": STANDARD, "ai.onnx": STANDARD, "com.microsoft": MICROSOFT}
+
+SUBGRAPHS = _names("If Scan")
+"""Operators that hold graphs."""
+
+AT_LEAST_ONE = _names(
+    "strides dilations kernel_shape group hidden_size num_scan_inputs blocksize num_groups K N block_size "
+    "num_outputs"
+)
+"""Integer attributes that divide or count, by name: none of them may be zero or negative."""
+
+GROWS = _names("ConstantOfShape Expand Pad Tile")
+"""Operators whose constant inputs are sizes of what they make."""
+
+ONE_OF = {
+    "bits": (2, 4, 8),
+    "block_size": (16, 32, 64, 128, 256),
+    "blocksize": tuple(range(1, 65)),
+}
+"""Integer attributes with few sensible values."""
