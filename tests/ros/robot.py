@@ -114,7 +114,7 @@ class Client:
         """Work until it holds -> what it gave."""
         end = time.monotonic() + timeout
         while not (result := holds()):
-            assert time.monotonic() < end, f"no {what} within {timeout} s"
+            assert time.monotonic() < end, f"no {what} within {timeout} s; {self.diagnostics}"
             self.executor.spin_once(timeout_sec=0.05)
         return result
 
@@ -161,6 +161,7 @@ class Client:
         """A publisher that somebody listens to."""
         made = self.node.create_publisher(kind, topic, qos)
         self.until(lambda: made.get_subscription_count() >= readers, f"reader of {topic}")
+        self.spin(0.1)  # the reader may hear of the writer a little later
         return made
 
     def collect(self, kind: Any, topic: str, writers: int = 1) -> list[Any]:

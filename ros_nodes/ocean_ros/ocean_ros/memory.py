@@ -75,7 +75,9 @@ class Memory:
         return f"the state goes on from step {saved.steps:,}, {told(age(saved, time.time()))}"
 
     def wake(self, max_age: float, unknown: str) -> tuple[bool, str]:
-        """At activation: restore where there is a save that fits and is young enough -> whether, and why.
+        """At activation: restore where there is a save that fits and is young enough.
+
+        -> whether a past was left behind, and what was done.
 
         max_age: seconds, 0 for any. unknown: `restore` or `reset`, for a save whose age can't be told.
         """
@@ -83,17 +85,19 @@ class Memory:
             return False, f"going on at step {self.stream.steps:,}"
         if self.path is None:
             return False, "starting from the initial state: no state_path"
+        if not self.path.exists():
+            return False, f"starting from the initial state: there is no {self.path} yet"
         try:
             saved = self._read()
             old = age(saved, time.time())
             if old is None and unknown == "reset":
-                return False, f"starting from the initial state: the age of {self.path} can't be told"
+                return True, f"starting from the initial state: the age of {self.path} can't be told"
             if old is not None and 0 < max_age < old:
-                return False, f"starting from the initial state: {self.path} is {old:.0f} s old"
+                return True, f"starting from the initial state: {self.path} is {old:.0f} s old"
             self.stream.resume(saved)
         except SnapshotError as error:
-            return False, f"starting from the initial state: {error}"
-        return True, f"restored step {saved.steps:,} from {self.path}, {told(old)}"
+            return True, f"starting from the initial state: {error}"
+        return False, f"restored step {saved.steps:,} from {self.path}, {told(old)}"
 
     def swap(self, model: OceanModel) -> str:
         """Go on with another model: with the past where it is the same model's, else without."""

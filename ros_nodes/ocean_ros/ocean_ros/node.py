@@ -33,7 +33,7 @@ from ocean_ros import parameters
 from ocean_ros.diagnostics import Judgement
 from ocean_ros.memory import Memory
 from ocean_ros.parameters import Input, Output, ParameterError, Settings
-from ocean_ros.report import Window, mismatches, report
+from ocean_ros.report import Window, report
 from ocean_ros.saver import Saver
 from ocean_ros.stepping import Publishers, Stepper
 from ocean_ros.wiring import InputWire, Wiring, wire
@@ -97,6 +97,8 @@ class OceanNode(LifecycleNode):
         self.subscribed: dict[str, tuple[InputWire, QoSProfile]] = {}
         self.unfit: set[str] = set()
         """Names of inputs that a publisher's QoS doesn't fit."""
+        self.told: set[str] = set()
+        """What the log has said about them since the activation."""
         self._problems: dict[str, str] = {}
         self.add_on_set_parameters_callback(self._on_set)
         self._problems |= parameters.declare(self, Settings)
@@ -140,10 +142,12 @@ class OceanNode(LifecycleNode):
             self._connect(self.memory.stream.model)
         self.sim_time = bool(self.get_parameter("use_sim_time").value)
         settings = self.settings
-        restored, self.restored = self.memory.wake(settings.restore_max_age, settings.restore_unknown_age)
+        left_behind, self.restored = self.memory.wake(settings.restore_max_age, settings.restore_unknown_age)
         self.memory.decided = True
-        log = self.get_logger().info if restored or "no snapshot" in self.restored else self.get_logger().warning
-        (self.get_logger().info if self.memory.stream.steps else log)(self.restored)
+        if left_behind:
+            self.get_logger().warning(self.restored)
+        else:
+            self.get_logger().info(self.restored)
         try:
             self._start()
         except BaseException:
@@ -270,7 +274,7 @@ class OceanNode(LifecycleNode):
         self.stepper.restart_counts()
         self.stepper.begin()
         self.activated_at = time.monotonic()
-        self.judgement, self.unfit, self.subscribed = Judgement(), set(), {}
+        self.judgement, self.unfit, self.told, self.subscribed = Judgement(), set(), set(), {}
         for item in wiring.inputs:
             qos = EVERY if item.every else LATEST
             events = SubscriptionEventCallbacks(incompatible_qos=functools.partial(self._on_unfit, item.name))
@@ -362,9 +366,7 @@ class OceanNode(LifecycleNode):
         self.stepper.apply(self.settings.on_clock_jump, f"ROS time jumped by {jump.delta.nanoseconds * 1e-9:.1f} s")
 
     def _on_unfit(self, name: str, event: Any) -> None:
-        self.unfit.add(name)
-        for text in mismatches(self):
-            self.get_logger().warning(text)
+        self.unfit.add(name)  # the next diagnostics say so: by then the publisher's name is known
 
     # Services
 

@@ -104,7 +104,7 @@ def _look(node: OceanNode) -> tuple[Look, Second]:
 
 
 def mismatches(node: OceanNode) -> list[str]:
-    """The inputs whose publishers offer a QoS that the node can't take, both sides named."""
+    """The inputs whose publishers offer a QoS that the node can't take, both sides named; new ones are logged."""
     found = []
     for name in list(node.unfit):
         if name not in node.subscribed:
@@ -124,6 +124,10 @@ def mismatches(node: OceanNode) -> list[str]:
                 f"no messages on {wire.topic}: this node asks for {_said(asked)}, the publisher {publisher} "
                 f"offers {_said(info.qos_profile)}; set input.{name}.qos"
             )
+    for text in found:
+        if text not in node.told:
+            node.told.add(text)
+            node.get_logger().warning(text)
     return found
 
 

@@ -73,6 +73,7 @@ class Stepper:
         self._publishers, self._settings, self._inputs = publishers, settings, inputs
         self._now, self._stamp, self._logger = now, stamp, logger
         self._ocean = Float32MultiArray()
+        self._told: dict[str, float] = {}
         self._drops = {wire.name: Drops() for wire in wiring.inputs}
         self.talk: Conversation | None = None
         if wiring.text:
@@ -113,7 +114,7 @@ class Stepper:
             self.last_input = now
             if not self.talk.hear(message.data, self._settings().max_pending):
                 self.counters.refused += 1
-                self._warn("a message is left out: more than max_pending tokens would wait to be read")
+                self._warn("refused", "a message is left out: more than max_pending tokens would wait to be read")
             return self.work()
         self._latest[name] = _Latest(message, now - waited(info))
         if self._wires[name] is self.wiring.trigger:
@@ -157,7 +158,7 @@ class Stepper:
                 wire.write(output[wire.positions])
         except InputError as error:
             self.counters.not_finite += 1
-            self._warn(f"nothing is published: {error}")
+            self._warn("not finite", f"nothing is published: {error}")
             return
         except (OceanError, OverflowError) as error:
             self._failed(error)
@@ -177,17 +178,17 @@ class Stepper:
                 limit = 0.0  # every message was asked for, however long it had to wait
             if latest is None or 0 < limit < now - latest.received:
                 self.counters.stale += 1
-                self._warn(f"nothing is published: input {wire.name} ({wire.topic}) is missing or too old")
+                self._warn("stale", f"nothing is published: input {wire.name} ({wire.topic}) is missing or too old")
                 return None
             try:
                 x[wire.positions] = wire.read(latest.message)
             except IndexError as error:
                 self.counters.malformed += 1
-                self._warn(f"nothing is published: input {wire.name} ({wire.topic}) is too short, {error}")
+                self._warn("malformed", f"nothing is published: input {wire.name} ({wire.topic}) is too short, {error}")
                 return None
         if not np.isfinite(x).all():
             self.counters.not_finite += 1
-            self._warn(f"nothing is published: input element {int(np.flatnonzero(~np.isfinite(x))[0])} is not finite")
+            self._warn("not finite", f"nothing is published: input element {int(np.flatnonzero(~np.isfinite(x))[0])} is not finite")
             return None
         return x
 
@@ -231,13 +232,17 @@ class Stepper:
 
     def _failed(self, error: Exception) -> None:
         self.counters.failed += 1
-        self._warn(f"nothing is published: {error}")
+        self._warn("failed", f"nothing is published: {error}")
         policy = self._settings().on_failed_step
         if policy != "keep":
             self.apply(policy, "after a failed step")
 
-    def _warn(self, text: str) -> None:
-        self._logger.warning(text, throttle_duration_sec=QUIET)
+    def _warn(self, kind: str, text: str) -> None:
+        """Say it, unless the same kind of trouble was told a moment ago."""
+        now = time.monotonic()
+        if now - self._told.get(kind, -QUIET) >= QUIET:
+            self._told[kind] = now
+            self._logger.warning(text)
 
 
 class Drops:
