@@ -51,11 +51,16 @@ class OceanProcess:
     def __init__(self, folder: Path, domain: int, name: str = "ocean", **parameters: Any) -> None:
         self.name, self.folder, self.domain = name, folder, domain
         self.log = folder / f"{name}.log"
-        self._start(parameters)
+        self.parameters = parameters
+        self.restart()
 
-    def _start(self, parameters: dict[str, Any]) -> None:
+    def restart(self, **changes: Any) -> None:
+        """Start it, again, with some parameters changed."""
+        if hasattr(self, "process") and self.process.poll() is None:
+            self.kill()
+        self.parameters |= changes
         values = self.folder / f"{self.name}.yaml"
-        values.write_text(json.dumps({"/**": {"ros__parameters": nested(parameters)}}))
+        values.write_text(json.dumps({"/**": {"ros__parameters": nested(self.parameters)}}))
         folders = [str(ROOT / "runtime"), str(ROOT / "ros_nodes" / "ocean_ros")]
         environment = {
             **os.environ,
