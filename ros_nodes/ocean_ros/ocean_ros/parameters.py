@@ -172,7 +172,7 @@ class Input:
         structural=True,
     )
     fields: list[str] = parameter(
-        [""],
+        [],
         "Field paths such as angular_velocity.x, position[2], data[0:6], or ELEMENT=PATH where the model's "
         "element has another name; empty: the paths that the model's elements name.",
         structural=True,
@@ -200,7 +200,7 @@ class Output:
         structural=True,
     )
     fields: list[str] = parameter(
-        [""],
+        [],
         "ELEMENT=PATH for each of the model's output elements to write, or paths alone: in the model's order.",
         structural=True,
     )
@@ -214,6 +214,7 @@ def declare(node: Node, table: type[Table], prefix: str = "") -> dict[str, str]:
     problems: dict[str, str] = {}
     for field in dataclasses.fields(table):
         name, default = prefix + field.name, default_of(field)
+        default = [""] if default == [] else default  # ROS can't tell the type of an empty list
         about = descriptor(field)
         try:
             node.declare_parameter(name, default, about)
