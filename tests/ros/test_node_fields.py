@@ -186,7 +186,7 @@ def test_a_clock_that_cant_be_right_tells_no_age(tmp_path: Path) -> None:
 def test_a_full_disk_is_told_and_the_next_save_tries_again(tmp_path: Path) -> None:
     memory = Memory(OceanModel.load(leaky(tmp_path / "m.onnx")), None)
     folder = tmp_path / "later"
-    saver = Saver(folder / "state")
+    saver = Saver(folder / "state", 3)
     told: list[str] = []
     saver.submit(memory.stream.snapshot(), told.append)
     while not told:

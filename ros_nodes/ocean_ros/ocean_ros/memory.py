@@ -6,7 +6,7 @@ Knows no ROS: time comes in, sentences go out.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ import numpy as np
 from ocean_runtime import OceanError, OceanModel, OceanStream, Snapshot, SnapshotError, StateError
 from ocean_runtime import snapshot as snapshots
 from ocean_runtime.contract import Contract
+from ocean_runtime.sampling import log_softmax
 
 from ocean_ros.fields import Values
 
@@ -27,6 +28,7 @@ class Step(NamedTuple):
     """What one observation gave."""
 
     output: Values
+    """In units; for classes, the probability of each."""
     surprise: float | None
     """Mean squared error of the last prediction, each element in the spread it had in training, squared."""
 
@@ -42,14 +44,14 @@ class Memory:
         """A policy has chosen the state since the start: the next activation keeps it."""
         self.lives = 0
         """How often the state was anything but what the last step left."""
-        self._scale = prediction_scale(model.contract)
+        self._look_at(model.contract)
 
     def step(self, x: Values) -> Step:
         """One observation (M,), in its units. Raises OceanError; the state is then as it was."""
         expected = self.stream.prediction
         output = self.stream.step(x)
-        if not np.isfinite(output).all():
-            raise StateError(f"step {self.stream.steps} gave an output that is not finite")
+        if self._classes:
+            return Step(np.exp(log_softmax(output)), None)
         if expected is None or expected.shape != x.shape:
             return Step(output, None)
         return Step(output, float(np.mean(np.square((x - expected) / self._scale))))
@@ -69,10 +71,11 @@ class Memory:
 
     def restore(self) -> str:
         """Go on from the last save, whatever its age. Raises SnapshotError; the state is then as it was."""
-        saved = self._read()
+        saved, path, passed_over = self._read()
         self.stream.resume(saved)
         self.lives += 1
-        return f"the state goes on from step {saved.steps:,}, {told(age(saved, time.time()))}"
+        when = told(age(saved, time.time()))
+        return f"the state goes on from step {saved.steps:,} in {path}, {when}{left_out(passed_over)}"
 
     def wake(self, max_age: float, unknown: str) -> tuple[bool, str]:
         """At activation: restore where there is a save that fits and is young enough.
@@ -85,10 +88,10 @@ class Memory:
             return False, f"going on at step {self.stream.steps:,}"
         if self.path is None:
             return False, "starting from the initial state: no state_path"
-        if not self.path.exists():
+        if not snapshots.generations(self.path):
             return False, f"starting from the initial state: there is no {self.path} yet"
         try:
-            saved = self._read()
+            saved, path, passed_over = self._read()
             old = age(saved, time.time())
             if old is None and unknown == "reset":
                 return True, f"starting from the initial state: the age of {self.path} can't be told"
@@ -97,26 +100,29 @@ class Memory:
             self.stream.resume(saved)
         except SnapshotError as error:
             return True, f"starting from the initial state: {error}"
-        return False, f"restored step {saved.steps:,} from {self.path}, {told(old)}"
+        return bool(passed_over), f"restored step {saved.steps:,} from {path}, {told(old)}{left_out(passed_over)}"
 
     def swap(self, model: OceanModel) -> str:
         """Go on with another model: with the past where it is the same model's, else without."""
-        before = self.stream
+        kept = self.stream.swap(model)
         self.lives += 1
-        self.stream, self._scale = model.stream(), prediction_scale(model.contract)
-        if before.model.contract.state_id == model.contract.state_id:
-            self.stream.resume(before.snapshot())
+        self._look_at(model.contract)
+        if kept:
             return f"the same model in another file: the state goes on at step {self.stream.steps:,}"
         return "another model: it starts from its initial state"
+
+    def _look_at(self, contract: Contract) -> None:
+        self._scale = prediction_scale(contract)
+        self._classes = contract.kind == "features" and contract.outputs[0].name == "logits"
 
     def _reset(self) -> None:
         self.stream.reset()
         self.lives += 1
 
-    def _read(self) -> Snapshot:
+    def _read(self) -> snapshots.Restored:
         if self.path is None:
             raise SnapshotError("there is no snapshot file: parameter state_path is empty")
-        return snapshots.read(self.path)
+        return snapshots.read_newest(self.path)
 
 
 def age(saved: Snapshot, now: float) -> float | None:
@@ -129,6 +135,11 @@ def age(saved: Snapshot, now: float) -> float | None:
 def told(old: float | None) -> str:
     """An age in words."""
     return "saved at a time that can't be told" if old is None else f"saved {old:.1f} s ago"
+
+
+def left_out(passed_over: Sequence[str]) -> str:
+    """Why newer saves were not taken, as the end of a sentence."""
+    return f"; passed over: {'; '.join(passed_over)}" if passed_over else ""
 
 
 def prediction_scale(contract: Contract) -> Values:

@@ -219,7 +219,8 @@ class OceanNode(LifecycleNode):
         self._disconnect()
         self._make_publishers(wiring)
         self.inputs, self.outputs, self.window = inputs, outputs, Window()
-        self.saver = Saver(self.memory.path) if self.memory.path is not None else None
+        path = self.memory.path
+        self.saver = Saver(path, self.settings.save_keep) if path is not None else None
         self._saving = None
         self._changed = False
         self._warn_unknown()

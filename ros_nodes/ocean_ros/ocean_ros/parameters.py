@@ -111,6 +111,13 @@ class Settings:
         high=1e6,
         structural=True,
     )
+    save_keep: int = parameter(
+        3,
+        "Saves to keep: the one before the last is FILE.1, and so on; a damaged one is passed over.",
+        low=1,
+        high=100,
+        structural=True,
+    )
     restore_max_age: float = parameter(
         0.0, "Seconds; at activation an older snapshot is left alone. 0 takes any age.", low=0.0, high=1e9
     )

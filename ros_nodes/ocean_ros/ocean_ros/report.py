@@ -56,6 +56,7 @@ def report(node: OceanNode) -> DiagnosticStatus:
             "steps taken": totals.stepped,
             "stale inputs": totals.stale,
             "non-finite inputs": totals.not_finite,
+            "inputs out of the training range": node.memory.stream.counters.out_of_range,
             "malformed inputs": totals.malformed,
             "failed steps": totals.failed,
             "gaps": totals.gaps,

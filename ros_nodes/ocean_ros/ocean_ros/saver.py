@@ -17,8 +17,8 @@ Done = Callable[[str], None]
 class Saver:
     """One thread that writes snapshots to one file; of several that wait, only the newest is written."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, keep: int) -> None:
+        self.path, self.keep = path, keep
         self.saved: Snapshot | None = None
         """The last one that is on the disk."""
         self.saved_at: float | None = None
@@ -61,7 +61,7 @@ class Saver:
             try:
                 if snapshot.state_id != self._owner:
                     set_aside(self.path, snapshot.state_id)
-                snapshots.write(snapshot, self.path)
+                snapshots.write(snapshot, self.path, keep=self.keep)
             except (SnapshotError, OSError) as error:
                 self.problem, self.failures = str(error), self.failures + 1
             else:
@@ -71,14 +71,16 @@ class Saver:
                 call(self.problem)
 
 
-def set_aside(path: Path, state_id: str) -> Path | None:
-    """Rename a file that holds another model's past, or none that can be read: a save must not destroy it."""
+def set_aside(path: Path, state_id: str) -> None:
+    """Rename what holds another model's past, or nothing that can be read: a save must not destroy it."""
+    found = snapshots.generations(path)
+    if not found:
+        return
     try:
-        owner = snapshots.read(path).state_id
+        owner = snapshots.read_newest(path).snapshot.state_id
     except SnapshotError:
-        owner = "" if path.exists() else state_id
-    if owner == state_id:
-        return None
-    aside = path.with_name(f"{path.name}.{owner.removeprefix('sha256:')[:8] or 'damaged'}")
-    path.replace(aside)
-    return aside
+        owner = "damaged"
+    if owner != state_id:
+        base = f"{path.name}.{owner.removeprefix('sha256:')[:8]}"
+        for old in found:
+            old.replace(path.with_name(base + old.name.removeprefix(path.name)))
