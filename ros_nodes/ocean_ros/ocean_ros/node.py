@@ -39,6 +39,8 @@ from ocean_ros.stepping import Publishers, Stepper
 from ocean_ros.wiring import InputWire, Wiring, wire
 
 RELIABLE = QoSProfile(depth=10, reliability=ReliabilityPolicy.RELIABLE)
+WHOLE = QoSProfile(depth=1000, reliability=ReliabilityPolicy.RELIABLE)
+"""For the answers to every message of a reliable input: they may come in bursts, and each counts."""
 LATEST = QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_EFFORT)
 EVERY = QoSProfile(history=HistoryPolicy.KEEP_ALL, reliability=ReliabilityPolicy.RELIABLE)
 SAVE_TIMEOUT = 10.0
@@ -228,8 +230,10 @@ class OceanNode(LifecycleNode):
     def _make_publishers(self, wiring: Wiring) -> None:
         assert self.memory is not None
 
+        qos = WHOLE if wiring.trigger is not None and wiring.trigger.every else RELIABLE
+
         def publisher(message: Any, topic: str) -> Any:
-            made = self.create_lifecycle_publisher(message, topic, RELIABLE)
+            made = self.create_lifecycle_publisher(message, topic, qos)
             self._made.append(functools.partial(self.destroy_lifecycle_publisher, made))
             return made
 
