@@ -42,7 +42,7 @@ def test_a_bag_through_dds_gives_ocean_runs_numbers(tmp_path: Path, command) -> 
     done = command("ocean_runtime.cli", model, tmp_path / "bag")
     assert done.returncode == 0, done.stderr
     rows = list(csv.reader(io.StringIO(done.stdout.decode())))[1:]
-    expected = np.array([[float(cell) for cell in row[-3:]] for row in rows])
+    expected = np.array([[float(cell) for cell in row[-3:]] for row in rows], np.float32)
     with robot(
         tmp_path,
         autostart=True,
