@@ -1,0 +1,511 @@
+"""The lifecycle node: it moves messages and keeps one ocean state alive; the runtime thinks."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import inspect
+import re
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from diagnostic_msgs.msg import DiagnosticArray
+from ocean_runtime import OceanError, OceanModel
+from rcl_interfaces.msg import SetParametersResult
+from rclpy.clock import Clock, ClockType, JumpThreshold
+from rclpy.duration import Duration
+from rclpy.event_handler import SubscriptionEventCallbacks
+from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
+from rclpy.parameter import Parameter
+from rclpy.qos import HistoryPolicy, QoSProfile, ReliabilityPolicy
+from rclpy.task import Future
+from rclpy.validate_full_topic_name import validate_full_topic_name
+from std_msgs.msg import Float32, Float32MultiArray
+from std_srvs.srv import Trigger
+
+from ocean_ros import parameters
+from ocean_ros.diagnostics import Judgement
+from ocean_ros.memory import Memory
+from ocean_ros.parameters import Input, Output, ParameterError, Settings
+from ocean_ros.report import Window, report
+from ocean_ros.saver import Saver
+from ocean_ros.stepping import Publishers, Stepper
+from ocean_ros.wiring import InputWire, Wiring, wire
+
+RELIABLE = QoSProfile(depth=10, reliability=ReliabilityPolicy.RELIABLE)
+WHOLE = QoSProfile(depth=1000, reliability=ReliabilityPolicy.RELIABLE)
+"""For the answers to every message of a reliable input: they may come in bursts, and each counts."""
+LATEST = QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_EFFORT)
+EVERY = QoSProfile(history=HistoryPolicy.KEEP_ALL, reliability=ReliabilityPolicy.RELIABLE)
+SAVE_TIMEOUT = 10.0
+"""Seconds that the end of the process waits for a disk."""
+WORK_PERIOD = 0.0001
+"""Seconds between two slices of text, in which other callbacks get their turn."""
+
+SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
+
+
+def transition(method: Callable[[Any], None]) -> Callable[[Any, LifecycleState], TransitionCallbackReturn]:
+    """A transition whose errors are logged: rclpy itself swallows what a transition raises."""
+
+    @functools.wraps(method)
+    def run(self: Any, state: LifecycleState) -> TransitionCallbackReturn:
+        name = method.__name__.removeprefix("on_")
+        try:
+            method(self)
+        except (OceanError, ParameterError) as error:
+            self.problem = f"{name} failed: {error}"
+            self.get_logger().error(self.problem)
+            return FAILURE
+        except Exception:
+            self.problem = f"{name} failed: an error in the node; its log has the traceback"
+            self.get_logger().error(f"{name} failed:\n{traceback.format_exc()}")
+            return TransitionCallbackReturn.ERROR
+        self.problem = ""
+        return SUCCESS
+
+    return run
+
+
+class OceanNode(LifecycleNode):
+    """One ocean state, fed from topics. See the package's README for what it does when."""
+
+    def __init__(self, name: str = "ocean", **options: Any) -> None:
+        super().__init__(name, **options)
+        self.label = "unconfigured"
+        self.problem = ""
+        """Why the last transition failed."""
+        self.restored = ""
+        """What the last activation did about the state."""
+        self.settings, self.inputs, self.outputs = Settings(), dict[str, Input](), dict[str, Output]()
+        self.memory: Memory | None = None
+        self.stepper: Stepper | None = None
+        self.saver: Saver | None = None
+        self.judgement, self.window = Judgement(), Window()
+        self.steady = Clock(clock_type=ClockType.STEADY_TIME)
+        self.activated_at = 0.0
+        self.sim_time = False
+        self._changed = False
+        self._loading = False
+        self._saving: tuple[int, int] | None = None
+        self._made: list[Callable[[], object]] = []
+        self._running: list[Callable[[], object]] = []
+        self.subscribed: dict[str, tuple[InputWire, QoSProfile]] = {}
+        self.unfit: set[str] = set()
+        """Names of inputs that a publisher's QoS doesn't fit."""
+        self.told: set[str] = set()
+        """What the log has said about them since the activation."""
+        self._problems: dict[str, str] = {}
+        self.add_on_set_parameters_callback(self._on_set)
+        self._problems |= parameters.declare(self, Settings)
+        self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", RELIABLE)
+        self.create_timer(1.0, self._diagnose, clock=self.steady)
+
+    # Lifecycle
+
+    @transition
+    def on_configure(self) -> None:
+        try:
+            self.settings = self._read_settings()
+            if not self.settings.model_path:
+                raise ParameterError("parameter model_path is empty; name the .onnx file that ocean-export made")
+            try:
+                model = OceanModel.load(self.settings.model_path)  # its warm-up is a stream of its own
+            except OceanError as error:
+                raise ParameterError(f"parameter model_path: {error}") from None
+            self.memory = Memory(model, self._state_path())
+            self._connect(model)
+            for service, handle in (
+                ("reset", self._on_reset),
+                ("save", self._on_save),
+                ("restore", self._on_restore),
+                ("swap", self._on_swap),
+            ):
+                made = self.create_service(Trigger, f"~/{service}", handle)
+                self._made.append(functools.partial(self.destroy_service, made))
+        except BaseException:
+            self._release()
+            raise
+        self.label = "inactive"
+        self.get_logger().info(f"configured: {self.settings.model_path}, {model.contract.state_id[:19]}")
+
+    @transition
+    def on_activate(self) -> None:
+        assert self.memory is not None
+        if self._changed:
+            self.settings = self._read_settings()
+            self.memory.path = self._state_path()
+            self._connect(self.memory.stream.model)
+        self.sim_time = bool(self.get_parameter("use_sim_time").value)
+        settings = self.settings
+        left_behind, self.restored = self.memory.wake(settings.restore_max_age, settings.restore_unknown_age)
+        self.memory.decided = True
+        if left_behind:
+            self.get_logger().warning(self.restored)
+        else:
+            self.get_logger().info(self.restored)
+        try:
+            self._start()
+        except BaseException:
+            self._stop()
+            raise
+        super().on_activate(None)  # type: ignore[arg-type]  # lets the lifecycle publishers speak
+        self.label = "active"
+
+    @transition
+    def on_deactivate(self) -> None:
+        self._stop()
+        self.label = "inactive"
+        super().on_deactivate(None)  # type: ignore[arg-type]
+        assert self.memory is not None
+        policy = self.settings.on_deactivate
+        self.get_logger().info(f"deactivated: {self.memory.apply(policy)}")
+        if policy != "restore":
+            self.save()
+
+    @transition
+    def on_cleanup(self) -> None:
+        self._release()
+        self.label = "unconfigured"
+
+    @transition
+    def on_shutdown(self) -> None:
+        self._stop()
+        if self.label == "active":
+            self.save()
+        self._release()
+        self.label = "finalized"
+
+    def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Back to unconfigured, with nothing held, so that configure can try again."""
+        try:
+            self._stop()
+            self._release()
+        except Exception:
+            self.get_logger().error(f"error handling failed:\n{traceback.format_exc()}")
+        self.label = "unconfigured"
+        return SUCCESS
+
+    # What transitions make and unmake
+
+    def _read_settings(self) -> Settings:
+        for reason in self._problems.values():
+            raise ParameterError(reason)
+        return parameters.read(self, Settings)
+
+    def _state_path(self) -> Path | None:
+        if not self.settings.state_path:
+            return None
+        path = Path(self.settings.state_path).expanduser()
+        if not path.parent.is_dir():
+            raise ParameterError(f"parameter state_path is {path}, but there is no folder {path.parent}")
+        return path
+
+    def _connect(self, model: OceanModel) -> None:
+        """Wire the model to topics, and make the publishers."""
+        assert self.memory is not None
+        inputs, outputs = self._named(Input), self._named(Output)
+        wiring = wire(model.contract, self.settings, inputs, outputs)
+        for kind, topics in (("input", wiring.inputs), ("output", wiring.outputs)):
+            for item in topics:  # type: ignore[attr-defined]
+                self._check_topic(f"{kind}.{item.name}.topic", item.topic)
+        trained = model.contract.rate_hz
+        if trained and wiring.rate and abs(wiring.rate / trained - 1) > 0.05:
+            self.get_logger().warning(f"rate is {wiring.rate:g}, but the model was trained at {trained:g} Hz")
+        self._disconnect()
+        self._make_publishers(wiring)
+        self.inputs, self.outputs, self.window = inputs, outputs, Window()
+        path = self.memory.path
+        self.saver = Saver(path, self.settings.save_keep) if path is not None else None
+        self._saving = None
+        self._changed = False
+        self._warn_unknown()
+
+    def _make_publishers(self, wiring: Wiring) -> None:
+        assert self.memory is not None
+
+        qos = WHOLE if wiring.trigger is not None and wiring.trigger.every else RELIABLE
+
+        def publisher(message: Any, topic: str) -> Any:
+            made = self.create_lifecycle_publisher(message, topic, qos)
+            self._made.append(functools.partial(self.destroy_lifecycle_publisher, made))
+            return made
+
+        predicts = any(t.predicts for t in self.memory.stream.model.contract.outputs)
+        self.stepper = Stepper(
+            wiring=wiring,
+            memory=self.memory,
+            publishers=Publishers(
+                outputs=[publisher(item.message, item.topic) for item in wiring.outputs],
+                ocean=publisher(Float32MultiArray, "~/ocean"),
+                surprise=publisher(Float32, "~/surprise") if predicts else None,
+            ),
+            settings=lambda: self.settings,
+            inputs=lambda: self.inputs,
+            now=self.seconds,
+            stamp=lambda: self.get_clock().now().to_msg(),
+            logger=self.get_logger(),
+        )
+
+    def _named(self, table: Any) -> dict[str, Any]:
+        """The inputs or outputs by name, with their parameters, declared where they are new."""
+        kind = table.__name__.lower()
+        names = getattr(self.settings, f"{kind}s")
+        for name in names:
+            if not re.fullmatch(r"[A-Za-z]\w*", name) or names.count(name) > 1:
+                raise ParameterError(f"parameter {kind}s names {name!r}; use letters and digits, each name once")
+            problems = parameters.declare(self, table, f"{kind}.{name}.")
+            self._problems |= problems
+            for reason in problems.values():
+                raise ParameterError(reason)
+        return {name: parameters.read(self, table, f"{kind}.{name}.") for name in names}
+
+    def _check_topic(self, name: str, topic: str) -> None:
+        try:
+            validate_full_topic_name(self.resolve_topic_name(topic))
+        except Exception as error:
+            raise ParameterError(f"parameter {name} is {topic!r}: {str(error).splitlines()[0]}") from None
+
+    def _start(self) -> None:
+        """Subscriptions, timers, and the watch over ROS time: all that moves the state."""
+        assert self.stepper is not None and self.memory is not None
+        wiring = self.stepper.wiring
+        self.stepper.restart_counts()
+        self.stepper.begin()
+        self.activated_at = time.monotonic()
+        self.judgement, self.unfit, self.told, self.subscribed = Judgement(), set(), set(), {}
+        for item in wiring.inputs:
+            qos = EVERY if item.every else LATEST
+            events = SubscriptionEventCallbacks(incompatible_qos=functools.partial(self._on_unfit, item.name))
+            made = self.create_subscription(
+                item.message, item.topic, self._receiver(item), qos, event_callbacks=events
+            )
+            self.subscribed[item.name] = (item, qos)
+            self._running.append(functools.partial(self.destroy_subscription, made))
+        self._work = self.create_timer(WORK_PERIOD, self._on_work, clock=self.steady)
+        self._work.cancel()
+        timers = [self._work]
+        if wiring.trigger is None:
+            clock = self.get_clock() if self.sim_time else self.steady
+            timers.append(self.create_timer(1.0 / wiring.rate, self.stepper.tick, clock=clock))
+        if self.saver is not None and self.settings.save_period:
+            timers.append(self.create_timer(self.settings.save_period, self.save, clock=self.steady))
+        self._running += [functools.partial(self.destroy_timer, timer) for timer in timers]
+        backward = JumpThreshold(
+            min_forward=None, min_backward=Duration(nanoseconds=-1), on_clock_change=False
+        )
+        watch = self.get_clock().create_jump_callback(backward, post_callback=self._on_jump)
+        self._running.append(watch.unregister)
+
+    def _stop(self) -> None:
+        while self._running:
+            self._running.pop()()
+        self.subscribed = {}
+
+    def _disconnect(self) -> None:
+        """Undo _connect."""
+        if self.saver is not None and not self.saver.close(SAVE_TIMEOUT):
+            self.get_logger().error(f"the disk under {self.saver.path} does not answer; its last save is lost")
+        self.saver = self.stepper = None
+        services = [undo for undo in self._made if getattr(undo, "func", None) == self.destroy_service]
+        for undo in self._made:
+            if undo not in services:
+                undo()
+        self._made = services
+
+    def _release(self) -> None:
+        """Undo on_configure."""
+        self._disconnect()
+        while self._made:
+            self._made.pop()()
+        self.memory = None
+
+    # What happens while active
+
+    def seconds(self) -> float:
+        """The time that ages and gaps are measured in: steady, or ROS time with use_sim_time."""
+        return self.get_clock().now().nanoseconds * 1e-9 if self.sim_time else time.monotonic()
+
+    def save(self) -> None:
+        """Have the state written, unless the disk has it already."""
+        if self.saver is None or self.memory is None:
+            return
+        now = (self.memory.lives, self.memory.stream.steps)
+        if self._saving != now or self.saver.problem:
+            self._saving = now
+            self.saver.submit(self.memory.stream.snapshot())
+
+    def _receiver(self, item: InputWire) -> Callable[..., None]:
+        """A subscription's callback, with message info.
+
+        It takes (message, info), one tuple of both, which some EventsExecutors hand over, or a message alone,
+        as older ROS does; rclpy looks at the signature.
+        """
+
+        def receive(*given: Any) -> None:
+            message, info = given if len(given) == 2 else (given[0], {})
+            if isinstance(message, tuple):
+                message, info = message
+            if self.label == "active" and self.stepper is not None and self.stepper.take(item.name, message, info):
+                self._work.reset()
+
+        positional = inspect.Parameter.POSITIONAL_ONLY
+        names = [inspect.Parameter(name, positional) for name in ("message", "info")]
+        receive.__signature__ = inspect.Signature(names)  # type: ignore[attr-defined]
+        return receive
+
+    def _on_work(self) -> None:
+        if self.stepper is None or not self.stepper.work():
+            self._work.cancel()
+
+    def _on_jump(self, jump: Any) -> None:
+        assert self.stepper is not None
+        self.stepper.counters.jumps += 1
+        self.stepper.begin()
+        self.stepper.apply(self.settings.on_clock_jump, f"ROS time jumped by {jump.delta.nanoseconds * 1e-9:.1f} s")
+
+    def _on_unfit(self, name: str, event: Any) -> None:
+        self.unfit.add(name)  # the next diagnostics say so: by then the publisher's name is known
+
+    # Services
+
+    def _on_reset(self, request: Any, response: Any) -> Any:
+        assert self.memory is not None
+        if self.stepper is not None and self.stepper.talk is not None:
+            self.stepper.talk.forget()
+        response.success, response.message = True, self.memory.apply("reset")
+        self.memory.decided = True
+        return response
+
+    def _on_restore(self, request: Any, response: Any) -> Any:
+        assert self.memory is not None
+        try:
+            response.message = self.memory.restore()
+            response.success = self.memory.decided = True
+            if self.stepper is not None and self.stepper.talk is not None:
+                self.stepper.talk.forget()
+        except OceanError as error:
+            response.message = str(error)
+        return response
+
+    async def _on_save(self, request: Any, response: Any) -> Any:
+        assert self.memory is not None
+        if self.saver is None:
+            response.message = "parameter state_path is empty: there is nowhere to save to"
+            return response
+        snapshot, saver = self.memory.stream.snapshot(), self.saver
+        written: Future[str] = Future()
+        saver.submit(snapshot, self._posting(written))
+        problem = await written
+        response.success = not problem
+        response.message = problem or f"saved step {snapshot.steps:,} to {saver.path}"
+        return response
+
+    async def _on_swap(self, request: Any, response: Any) -> Any:
+        """The file is read by a thread of its own, while steps go on; the swap itself is between two steps."""
+        path = self.get_parameter("model_path").value
+        if self._loading:
+            response.message = "another swap is still loading its model"
+            return response
+        self._loading = True
+        loaded: Future[Any] = Future()
+        post = self._posting(loaded)
+
+        def load() -> None:
+            try:
+                post(OceanModel.load(path))
+            except Exception as error:
+                post(error)
+
+        threading.Thread(target=load, name="ocean_swap", daemon=True).start()
+        found = await loaded
+        self._loading = False
+        try:
+            if not isinstance(found, OceanModel):
+                raise found if isinstance(found, OceanError) else OceanError(f"{path}: {found}")
+            response.message = self._swap(found)
+            response.success = True
+        except (OceanError, ParameterError) as error:
+            response.message = f"the node goes on with its model: {error}"
+        self.get_logger().info(f"swap to {path}: {response.message}")
+        return response
+
+    def _swap(self, model: OceanModel) -> str:
+        if self.memory is None or self.stepper is None:
+            raise OceanError("the node was cleaned up meanwhile")
+        wiring = wire(model.contract, self.settings, self.inputs, self.outputs)
+        now = self.stepper.wiring
+        if (wiring.text, wiring.size) != (now.text, now.size):
+            raise OceanError("the new model does not fit the topics; deactivate, clean up and configure")
+        if self.stepper.talk is not None:
+            self.stepper.talk.forget()
+        said = self.memory.swap(model)
+        self.stepper.rewire(wiring)
+        self.settings = dataclasses.replace(self.settings, model_path=str(model.path))
+        return said
+
+    def _posting(self, future: Future[Any]) -> Callable[[Any], None]:
+        """What hands a result from another thread to the executor's, where the service waits for it."""
+        executor = self.executor
+
+        def post(result: Any) -> None:
+            if executor is not None:
+                executor.create_task(future.set_result, result)
+
+        return post
+
+    # Parameters and diagnostics
+
+    def _on_set(self, changes: list[Parameter[Any]]) -> SetParametersResult:
+        settings, inputs, structural = self.settings, dict(self.inputs), False
+        for change in changes:
+            field = parameters.field_of(change.name)
+            rigid = change.name == "use_sim_time" or bool(field and field.metadata["structural"])
+            if rigid and self.label == "active":
+                reason = f"{change.name} can't change while the node is active; deactivate it first"
+                return SetParametersResult(successful=False, reason=reason)
+            if field is None:
+                continue
+            try:
+                value = parameters.checked(change.name, field, change.value)
+            except ParameterError as error:
+                return SetParametersResult(successful=False, reason=str(error))
+            structural |= rigid
+            if rigid or field.name == "model_path":
+                continue  # read at configure, activation or ~/swap
+            if change.name.startswith("input."):
+                name = change.name.split(".")[1]
+                if name in inputs:
+                    inputs[name] = dataclasses.replace(inputs[name], **{field.name: value})
+            else:
+                settings = dataclasses.replace(settings, **{field.name: value})
+        for change in changes:
+            self._problems.pop(change.name, None)
+        self.settings, self.inputs = settings, inputs
+        self._changed |= structural
+        return SetParametersResult(successful=True)
+
+    def _warn_unknown(self) -> None:
+        """A misspelt parameter is not an error to ROS; here it is at least a line in the log."""
+        for name in getattr(self, "_parameter_overrides", {}):
+            if not self.has_parameter(name) and not name.startswith("qos_overrides."):
+                known = [str(parameter) for parameter in self._parameters]
+                near = difflib.get_close_matches(name, known, 1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                self.get_logger().warning(f"there is no parameter {name}: it has no effect{hint}")
+
+    def _diagnose(self) -> None:
+        status = report(self)
+        message = DiagnosticArray(status=[status])
+        message.header.stamp = self.get_clock().now().to_msg()
+        self._diagnostics.publish(message)
+
+    def state_norm(self) -> float:
+        """Euclidean norm of the ocean state; 0 where there is none."""
+        return float(np.linalg.norm(self.memory.stream.ocean)) if self.memory is not None else 0.0

@@ -1,0 +1,295 @@
+"""Every parameter of the node, once: its default, what it means, what it may be.
+
+A ROS parameter of a node is a field of one of the three dataclasses below. They are declared with dynamic
+typing and checked here, so that an integer does for a double, and so that a bad value in a YAML file makes
+configure fail with a sentence instead of ending the process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor
+from rclpy.exceptions import (
+    InvalidParameterTypeException,
+    InvalidParameterValueException,
+    ParameterAlreadyDeclaredException,
+)
+from rclpy.node import Node
+
+POLICIES = ("keep", "reset", "restore")
+
+
+class ParameterError(ValueError):
+    """A parameter that can't be used, in one sentence that names it."""
+
+
+def parameter(
+    default: Any,
+    description: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    choices: Sequence[str] = (),
+    structural: bool = False,
+) -> Any:
+    """A dataclass field that is a ROS parameter; a structural one can't change while the node is active."""
+    about = {"description": description, "low": low, "high": high, "choices": choices}
+    if isinstance(default, list):
+        return dataclasses.field(
+            default_factory=lambda: list(default), metadata={**about, "structural": structural}
+        )
+    return dataclasses.field(default=default, metadata={**about, "structural": structural})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The node's own parameters."""
+
+    model_path: str = parameter("", "The .onnx file that ocean-export made; a change takes effect at ~/swap.")
+    autostart: bool = parameter(False, "Configure and activate at start, without a lifecycle manager.")
+    inputs: list[str] = parameter(
+        ["input"], "Names of the inputs; NAME has the parameters input.NAME.*.", structural=True
+    )
+    outputs: list[str] = parameter(
+        ["output"], "Names of the outputs; NAME has the parameters output.NAME.*.", structural=True
+    )
+    step_at: str = parameter(
+        "message",
+        "When to step: at each `message` of the trigger, or at a fixed `rate` from the latest of all inputs.",
+        choices=("message", "rate"),
+        structural=True,
+    )
+    trigger: str = parameter(
+        "", "The input whose messages are stepped at, with step_at: message; the first if empty.", structural=True
+    )
+    rate: float = parameter(
+        0.0,
+        "Steps a second: what step_at: rate does, and what diagnostics expect; 0 takes the model's own rate.",
+        low=0.0,
+        high=10000.0,
+        structural=True,
+    )
+    on_deactivate: str = parameter(
+        "keep",
+        "The state when deactivated. keep: a pause is not a new life; reset: the next activation starts from "
+        "nothing; restore: it starts from the last save.",
+        choices=POLICIES,
+    )
+    gap_after: float = parameter(
+        1.0, "Seconds without input that count as a gap; 0 for never.", low=0.0, high=1e6
+    )
+    on_gap: str = parameter(
+        "keep",
+        "The state at the first input after a gap. keep: a lost past can't be had back, a stale one fades with "
+        "new input.",
+        choices=POLICIES,
+    )
+    on_clock_jump: str = parameter(
+        "reset",
+        "The state when ROS time jumps backward (use_sim_time). reset: a bag that starts again, or a simulator "
+        "that was reset, is another life, whose past has not happened.",
+        choices=POLICIES,
+    )
+    on_failed_step: str = parameter(
+        "keep",
+        "The state when a step gives something that is not finite. keep: it is as before the step, and the next "
+        "input may well do.",
+        choices=POLICIES,
+    )
+    state_path: str = parameter(
+        "", "The snapshot file: saved to, and restored from at activation; empty for none.", structural=True
+    )
+    save_period: float = parameter(
+        10.0,
+        "Seconds between saves; a crash loses at most what came since. 0 saves only on ~/save, when "
+        "deactivated and at the end.",
+        low=0.0,
+        high=1e6,
+        structural=True,
+    )
+    save_keep: int = parameter(
+        3,
+        "Saves to keep: the one before the last is FILE.1, and so on; a damaged one is passed over.",
+        low=1,
+        high=100,
+        structural=True,
+    )
+    restore_max_age: float = parameter(
+        0.0, "Seconds; at activation an older snapshot is left alone. 0 takes any age.", low=0.0, high=1e9
+    )
+    restore_unknown_age: str = parameter(
+        "restore",
+        "What activation does with a snapshot whose age can't be told (a board without a battery starts in "
+        "1970). restore: a lost past can't be had back.",
+        choices=("restore", "reset"),
+    )
+    ocean_every: int = parameter(
+        10, "Publish ~/ocean at every Nth step; 0 for never.", low=0, high=1_000_000_000
+    )
+    reply_tokens: int = parameter(
+        0, "Text: at most this many tokens are said after each message; 0 only reads.", low=0, high=1_000_000
+    )
+    reply_stop: str = parameter("", "Text: a reply ends after this string; empty for none.")
+    temperature: float = parameter(
+        1.0, "Text: of what is said; 0 for the most likely token.", low=0.0, high=100.0
+    )
+    top_k: int = parameter(
+        0, "Text: draw among the K most likely tokens; 0 for all.", low=0, high=1_000_000_000
+    )
+    seed: int = parameter(0, "Text: of what is drawn.", low=0, high=(1 << 63) - 1)
+    slice: float = parameter(
+        0.01,
+        "Text: seconds of reading or writing before other work gets its turn.",
+        low=0.0001,
+        high=10.0,
+    )
+    max_pending: int = parameter(
+        100_000,
+        "Text: tokens that may wait to be read; a message beyond that is dropped and counted.",
+        low=1,
+        high=100_000_000,
+    )
+    bad_seconds: int = parameter(
+        3, "Diagnostics turn WARN or ERROR after this many bad seconds in a row.", low=1, high=3600
+    )
+    warn_rate: float = parameter(
+        0.9, "WARN where the achieved rate is below this part of the wanted one.", low=0.0, high=1.0
+    )
+    error_rate: float = parameter(
+        0.5, "ERROR where the achieved rate is below this part of the wanted one.", low=0.0, high=1.0
+    )
+    warn_norm: float = parameter(
+        0.0, "WARN where the ocean state's norm is above this; 0 for never.", low=0.0, high=1e30
+    )
+
+
+@dataclass(frozen=True)
+class Input:
+    """`input.NAME.*`"""
+
+    topic: str = parameter("~/input", "The topic to read.", structural=True)
+    type: str = parameter(
+        "",
+        "Its message type, e.g. sensor_msgs/msg/Imu; empty: std_msgs/msg/String for a text model, "
+        "std_msgs/msg/Float32MultiArray for others.",
+        structural=True,
+    )
+    fields: list[str] = parameter(
+        [],
+        "Field paths such as angular_velocity.x, position[2], data[0:6], or ELEMENT=PATH where the model's "
+        "element has another name; empty: the paths that the model's elements name.",
+        structural=True,
+    )
+    max_age: float = parameter(
+        0.5, "Seconds; nothing is stepped or published from an older input. 0 takes any age.", low=0.0, high=1e6
+    )
+    qos: str = parameter(
+        "auto",
+        "latest: best effort, depth 1; every: reliable, keep all; auto: every for text, latest for others.",
+        choices=("auto", "latest", "every"),
+        structural=True,
+    )
+
+
+@dataclass(frozen=True)
+class Output:
+    """`output.NAME.*`"""
+
+    topic: str = parameter("~/output", "The topic to write.", structural=True)
+    type: str = parameter(
+        "",
+        "Its message type; empty: std_msgs/msg/String for a text model, std_msgs/msg/Float32MultiArray for "
+        "others.",
+        structural=True,
+    )
+    fields: list[str] = parameter(
+        [],
+        "ELEMENT=PATH for each of the model's output elements to write, or paths alone: in the model's order.",
+        structural=True,
+    )
+
+
+Table = TypeVar("Table", Settings, Input, Output)
+
+
+def declare(node: Node, table: type[Table], prefix: str = "") -> dict[str, str]:
+    """Declare a dataclass's fields as parameters -> what is wrong with the values given, by name."""
+    problems: dict[str, str] = {}
+    for field in dataclasses.fields(table):
+        name, default = prefix + field.name, default_of(field)
+        default = [""] if default == [] else default  # ROS can't tell the type of an empty list
+        about = descriptor(field)
+        try:
+            node.declare_parameter(name, default, about)
+        except ParameterAlreadyDeclaredException:
+            continue
+        except (InvalidParameterTypeException, InvalidParameterValueException) as error:
+            problems[name] = f"parameter {name}: {error}"
+            node.declare_parameter(name, default, about, ignore_override=True)
+    return problems
+
+
+def read(node: Node, table: type[Table], prefix: str = "") -> Table:
+    """The parameters' present values. Raises ParameterError, which names the one that is wrong."""
+    values = {}
+    for field in dataclasses.fields(table):
+        name = prefix + field.name
+        values[field.name] = checked(name, field, node.get_parameter(name).value)
+    return table(**values)
+
+
+def checked(name: str, field: dataclasses.Field[Any], value: Any) -> Any:
+    """A value as the code wants it: of the default's type, in range. Raises ParameterError."""
+    default, about = default_of(field), field.metadata
+    if isinstance(default, list):
+        if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
+            raise ParameterError(f"parameter {name} is {value!r}; it must be a list of strings")
+        return [item for item in value if item]
+    if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if type(value) is not type(default):
+        kind = {bool: "true or false", float: "a number", int: "an integer", str: "a string"}[type(default)]
+        raise ParameterError(f"parameter {name} is {value!r}; it must be {kind}")
+    if about["choices"] and value not in about["choices"]:
+        raise ParameterError(f"parameter {name} is {value!r}; choose {' or '.join(about['choices'])}")
+    if about["low"] is not None and not about["low"] <= value <= about["high"]:
+        raise ParameterError(
+            f"parameter {name} is {value}; it must be between {about['low']} and {about['high']}"
+        )
+    return value
+
+
+def field_of(name: str) -> dataclasses.Field[Any] | None:
+    """The table's field for a parameter's full name; None where it is none of ours."""
+    table: Any = Settings
+    if name.count(".") >= 2 and name.split(".")[0] in ("input", "output"):
+        table, name = (Input if name.startswith("input.") else Output), name.rsplit(".", 1)[1]
+    return next((field for field in dataclasses.fields(table) if field.name == name), None)
+
+
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """A field's default value."""
+    made = field.default_factory
+    return field.default if made is dataclasses.MISSING else made()
+
+
+def descriptor(field: dataclasses.Field[Any]) -> ParameterDescriptor:
+    """What `ros2 param describe` shows of a field."""
+    about, default = field.metadata, default_of(field)
+    constraints = f"one of {', '.join(about['choices'])}" if about["choices"] else ""
+    result = ParameterDescriptor(
+        description=about["description"], additional_constraints=constraints, dynamic_typing=True
+    )
+    if about["low"] is not None and isinstance(default, float):
+        result.floating_point_range = [
+            FloatingPointRange(from_value=float(about["low"]), to_value=float(about["high"]), step=0.0)
+        ]
+    elif about["low"] is not None:
+        result.integer_range = [
+            IntegerRange(from_value=int(about["low"]), to_value=int(about["high"]), step=0)
+        ]
+    return result

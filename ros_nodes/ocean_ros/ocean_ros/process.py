@@ -1,0 +1,61 @@
+"""The process: an executor, signals, and an end with the state saved and exit status 0."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+
+import rclpy
+from rclpy.executors import Executor, ExternalShutdownException, SingleThreadedExecutor
+from rclpy.lifecycle import TransitionCallbackReturn
+from rclpy.signals import SignalHandlerOptions
+
+from ocean_ros.node import OceanNode
+
+SPIN = 0.1
+"""Seconds at most until a signal is noticed."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """`ros2 run ocean_ros ocean_node --ros-args ...`. Returns the exit status."""
+    stop: list[int] = []
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        stop.append(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, ask)
+    try:
+        rclpy.init(args=arguments, signal_handler_options=SignalHandlerOptions.NO)
+    except Exception as error:  # a parameter file or argument that ROS can't read
+        print(f"ocean_node: {str(error).splitlines()[0]}", file=sys.stderr)
+        return 1
+    node = OceanNode()
+    executor = make_executor()
+    executor.add_node(node)
+    try:
+        if node.get_parameter("autostart").value is True and not stop:
+            if node.trigger_configure() == TransitionCallbackReturn.SUCCESS and not stop:
+                node.trigger_activate()
+        while rclpy.ok() and not stop:
+            executor.spin_once(timeout_sec=SPIN)
+    except ExternalShutdownException:
+        pass
+    finally:
+        if node.label != "finalized":
+            node.trigger_shutdown()
+        executor.remove_node(node)
+        node.destroy_node()
+        rclpy.try_shutdown()
+    return 0
+
+
+def make_executor() -> Executor:
+    """The fastest that this ROS has."""
+    try:
+        from rclpy.experimental import EventsExecutor
+    except ImportError:
+        return SingleThreadedExecutor()
+    return EventsExecutor()

@@ -1,0 +1,86 @@
+"""Saving without delaying a step: the state is copied on the step's thread and written by another."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ocean_runtime import Snapshot, SnapshotError
+from ocean_runtime import snapshot as snapshots
+
+Done = Callable[[str], None]
+"""Called on the writer's thread with the problem, empty where there was none."""
+
+
+class Saver:
+    """One thread that writes snapshots to one file; of several that wait, only the newest is written."""
+
+    def __init__(self, path: Path, keep: int) -> None:
+        self.path, self.keep = path, keep
+        self.saved: Snapshot | None = None
+        """The last one that is on the disk."""
+        self.saved_at: float | None = None
+        """When, by the steady clock."""
+        self.problem = ""
+        """Why the last write failed; empty where it did not."""
+        self.failures = 0
+        self._waiting: Snapshot | None = None
+        self._done: list[Done] = []
+        self._closing = False
+        self._owner = ""
+        self._change = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="ocean_saver", daemon=True)
+        self._thread.start()
+
+    def submit(self, snapshot: Snapshot, done: Done | None = None) -> None:
+        """Have it written soon. `done` is called once it, or a newer one, is on the disk."""
+        with self._change:
+            self._waiting = snapshot
+            if done is not None:
+                self._done.append(done)
+            self._change.notify()
+
+    def close(self, timeout: float) -> bool:
+        """Write what waits and end the thread -> whether it ended within `timeout` seconds."""
+        with self._change:
+            self._closing = True
+            self._change.notify()
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: self._waiting is not None or self._closing)
+                snapshot, self._waiting = self._waiting, None
+                done, self._done = self._done, []
+            if snapshot is None:
+                return
+            try:
+                if snapshot.state_id != self._owner:
+                    set_aside(self.path, snapshot.state_id)
+                snapshots.write(snapshot, self.path, keep=self.keep)
+            except (SnapshotError, OSError) as error:
+                self.problem, self.failures = str(error), self.failures + 1
+            else:
+                self.problem, self.saved, self.saved_at = "", snapshot, time.monotonic()
+                self._owner = snapshot.state_id
+            for call in done:
+                call(self.problem)
+
+
+def set_aside(path: Path, state_id: str) -> None:
+    """Rename what holds another model's past, or nothing that can be read: a save must not destroy it."""
+    found = snapshots.generations(path)
+    if not found:
+        return
+    try:
+        owner = snapshots.read_newest(path).snapshot.state_id
+    except SnapshotError:
+        owner = "damaged"
+    if owner != state_id:
+        base = f"{path.name}.{owner.removeprefix('sha256:')[:8]}"
+        for old in found:
+            old.replace(path.with_name(base + old.name.removeprefix(path.name)))

@@ -1,0 +1,272 @@
+"""Which message fields are which of the model's elements: settled, and checked, when the node is configured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from ocean_runtime import Contract
+from ocean_runtime.contract import Element, Tensor
+
+from ocean_ros import fields
+from ocean_ros.parameters import Input, Output, ParameterError, Settings
+
+TEXT = "std_msgs/msg/String"
+NUMBERS = "std_msgs/msg/Float32MultiArray"
+
+Values = fields.Values
+
+
+@dataclass(frozen=True)
+class InputWire:
+    """One subscribed topic."""
+
+    name: str
+    topic: str
+    type: str
+    message: Any
+    """The message class."""
+    every: bool
+    """Reliable and keep all; otherwise best effort and the latest only."""
+    positions: Values
+    """Where in the model's input vector the fields' values belong."""
+    read: Callable[[Any], Values]
+    stamped: bool
+
+
+@dataclass(frozen=True)
+class OutputWire:
+    """One published topic."""
+
+    name: str
+    topic: str
+    message: Any
+    template: Any
+    """The message that is published again and again."""
+    positions: Values
+    """Which of the model's output elements the fields are."""
+    write: Callable[[Values], None]
+    stamped: bool
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """How the model is connected."""
+
+    text: bool
+    inputs: tuple[InputWire, ...]
+    outputs: tuple[OutputWire, ...]
+    trigger: InputWire | None
+    """The input that is stepped at; None at a fixed rate."""
+    rate: float
+    """Steps a second that are wanted; 0 where nobody said."""
+    size: int
+    """Elements of the model's input vector, M; 0 for text."""
+
+
+def wire(
+    contract: Contract, settings: Settings, inputs: Mapping[str, Input], outputs: Mapping[str, Output]
+) -> Wiring:
+    """Connect a model to topics. Raises ParameterError, naming the parameter, where they don't fit."""
+    text = contract.kind == "tokens"
+    if not inputs:
+        raise ParameterError("parameter inputs is empty; the model needs at least one")
+    trigger, rate = _stepping(contract, settings, list(inputs), text)
+    if text:
+        size, taken = 0, [_text_input(name, given) for name, given in inputs.items()]
+        made = [_text_output(name, given) for name, given in outputs.items()]
+    else:
+        size, taken = _inputs(contract, inputs)
+        made = [_output(contract.outputs[0], name, given) for name, given in outputs.items()]
+    return Wiring(
+        text=text,
+        inputs=tuple(taken),
+        outputs=tuple(made),
+        trigger=next((wire for wire in taken if wire.name == trigger), None),
+        rate=rate,
+        size=size,
+    )
+
+
+def _stepping(contract: Contract, settings: Settings, names: list[str], text: bool) -> tuple[str, float]:
+    rate = settings.rate or contract.rate_hz or 0.0
+    if settings.step_at == "rate":
+        if text:
+            raise ParameterError("parameter step_at is rate, but the model reads text: it steps at each message")
+        if not rate:
+            raise ParameterError("parameter rate is 0 and the model states none; step_at: rate needs one")
+        return "", rate
+    trigger = settings.trigger or names[0]
+    if trigger not in names:
+        raise ParameterError(f"parameter trigger is {trigger!r}, which is none of the inputs {', '.join(names)}")
+    return trigger, rate
+
+
+def _text_input(name: str, given: Input) -> InputWire:
+    if (given.type or TEXT) not in (TEXT, "std_msgs/String"):
+        raise ParameterError(
+            f"parameter input.{name}.type is {given.type}, but the model reads text: it takes {TEXT}"
+        )
+    message = _message(f"input.{name}.type", TEXT)
+    none = np.zeros(0, int)
+    return InputWire(
+        name, given.topic, TEXT, message, given.qos != "latest", none, lambda _: np.zeros(0), False
+    )
+
+
+def _text_output(name: str, given: Output) -> OutputWire:
+    if (given.type or TEXT) not in (TEXT, "std_msgs/String"):
+        raise ParameterError(
+            f"parameter output.{name}.type is {given.type}, but the model writes text: it gives {TEXT}"
+        )
+    message = _message(f"output.{name}.type", TEXT)
+    return OutputWire(name, given.topic, message, message(), np.zeros(0, int), lambda _: None, False)
+
+
+def _inputs(contract: Contract, inputs: Mapping[str, Input]) -> tuple[int, list[InputWire]]:
+    tensor = _vector(contract)
+    size = int(tensor.shape[-1])
+    filled: dict[int, str] = {}
+    wires = []
+    for name, given in inputs.items():
+        where = f"input.{name}"
+        kind = given.type or NUMBERS
+        message = _message(f"{where}.type", kind)
+        texts = given.fields or _own_paths(tensor, given.topic, kind, where)
+        parsed = _parsed(f"{where}.fields", texts, message)
+        names = [element for field in parsed for element in field.names]
+        if tensor.elements and (given.fields or kind != NUMBERS):
+            positions = [_position(f"{where}.fields", tensor, n, given.topic) for n in names]
+        else:
+            positions = list(range(len(filled), len(filled) + len(names)))
+        for position, element in zip(positions, names, strict=True):
+            if position in filled:
+                raise ParameterError(
+                    f"parameter {where}.fields gives {element!r}, which {filled[position]} gives already"
+                )
+            filled[position] = f"{where}.fields"
+        wires.append(
+            InputWire(
+                name,
+                given.topic,
+                kind,
+                message,
+                given.qos == "every",
+                np.array(positions, int),
+                fields.reader(parsed),
+                _stamped(message),
+            )
+        )
+    if set(filled) != set(range(size)):
+        missing = [_element_name(tensor.elements, i) for i in range(size) if i not in filled]
+        problem = f"none of them gives {', '.join(missing)}" if missing else f"they give {len(filled)}"
+        last = f"input.{wires[-1].name}.fields"
+        raise ParameterError(f"parameter {last}: the model takes {size} elements, and {problem}")
+    return size, wires
+
+
+def _output(tensor: Tensor, name: str, given: Output) -> OutputWire:
+    where = f"output.{name}"
+    kind = given.type or NUMBERS
+    if tensor.shape and not isinstance(tensor.shape[-1], int):
+        raise ParameterError(f"parameter outputs: the model's {tensor.name!r} is no vector")
+    size = int(tensor.shape[-1]) if tensor.shape else 1
+    message = _message(f"{where}.type", kind)
+    whole = kind == NUMBERS and not given.fields
+    parsed = _parsed(f"{where}.fields", given.fields or ([f"data[0:{size}]"] if whole else []), message)
+    if not parsed:
+        raise ParameterError(f"parameter {where}.fields is empty; say which fields of {kind} to write")
+    names = [element for field in parsed for element in field.names]
+    named = any("=" in text for text in given.fields) or (
+        not whole and bool(tensor.elements) and len(names) != size
+    )
+    if named:
+        positions = [_position(f"{where}.fields", tensor, element, given.topic) for element in names]
+    elif len(names) == size:
+        positions = list(range(size))
+    else:
+        raise ParameterError(
+            f"parameter {where}.fields names {len(names)} fields, but the model gives {size} elements"
+        )
+    template, write = fields.writer(message, parsed)
+    if whole:
+        label(template, tensor.name, size)
+    return OutputWire(
+        name, given.topic, message, template, np.array(positions, int), write, _stamped(message)
+    )
+
+
+def label(message: Any, name: str, size: int) -> None:
+    """Give a MultiArray message its layout: one dimension, named."""
+    dimension = _message("", "std_msgs/msg/MultiArrayDimension")
+    message.layout.dim = [dimension(label=name, size=size, stride=size)]
+
+
+def _vector(contract: Contract) -> Tensor:
+    """The one input vector of a model that is no text model."""
+    given = [t for t in contract.inputs if t.constant is None]
+    if len(given) != 1:
+        names = ", ".join(t.name for t in given)
+        raise ParameterError(
+            f"parameter model_path: the model takes {len(given)} inputs, {names}; the node can give one, so "
+            "export the others as constants"
+        )
+    tensor = given[0]
+    sizes = [axis for axis in tensor.shape if isinstance(axis, int)]
+    if len(tensor.shape) > 2 or len(sizes) != 1 or tensor.shape[-1] != sizes[0]:
+        raise ParameterError(f"parameter model_path: the model's input {tensor.name!r} is no vector of numbers")
+    return tensor
+
+
+def _own_paths(tensor: Tensor, topic: str, kind: str, where: str) -> list[str]:
+    """The fields that the model's own elements name for this topic, where the parameter names none."""
+    if kind == NUMBERS:
+        return [f"data[0:{tensor.shape[-1]}]"]
+    names = [element.name for element in tensor.elements]
+    here = [name for name in names if name.startswith(f"{topic}:")]
+    paths = [name for name in here or names if ":" not in name or here]
+    if not paths:
+        raise ParameterError(f"parameter {where}.fields is empty; say which fields of {kind} the model reads")
+    return [f"{name}={name.rpartition(':')[2]}" for name in paths]
+
+
+def _position(where: str, tensor: Tensor, name: str, topic: str) -> int:
+    """The element that a field is for: by its name, its topic and path, or its path where that is unique."""
+    names = [element.name for element in tensor.elements]
+    for candidate in (name, f"{topic}:{name}"):
+        if candidate in names:
+            return names.index(candidate)
+    same = [i for i, known in enumerate(names) if known.rpartition(":")[2] == name]
+    if len(same) == 1:
+        return same[0]
+    if same:
+        raise ParameterError(
+            f"parameter {where} names {name!r}, which may be {' or '.join(names[i] for i in same)}: write "
+            "ELEMENT=PATH"
+        )
+    known = ", ".join(names) if names else "without names: give all, in its order"
+    raise ParameterError(f"parameter {where} names {name!r}, but the model's elements are {known}")
+
+
+def _parsed(where: str, texts: Sequence[str], message: Any) -> list[fields.Field]:
+    try:
+        return [fields.parse(text, message) for text in texts]
+    except fields.FieldError as error:
+        raise ParameterError(f"parameter {where}: {error}") from None
+
+
+def _message(where: str, name: str) -> Any:
+    try:
+        return fields.message_type(name)
+    except fields.FieldError as error:
+        raise ParameterError(f"parameter {where}: {error}") from None
+
+
+def _stamped(message: Any) -> bool:
+    return bool(message.get_fields_and_field_types().get("header") == "std_msgs/Header")
+
+
+def _element_name(elements: tuple[Element, ...], index: int) -> str:
+    return elements[index].name if elements else f"element {index}"

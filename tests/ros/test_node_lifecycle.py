@@ -1,0 +1,137 @@
+"""Every transition, from another process, and each way that it fails."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from leaky import leaky
+from robot import BEST_EFFORT, Client, OceanProcess, robot
+from sensor_msgs.msg import Imu
+from std_msgs.msg import Float32MultiArray
+
+IMU = {"input__input__topic": "/imu", "input__input__type": "sensor_msgs/msg/Imu"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("lifecycle")
+
+
+@pytest.fixture(scope="module")
+def pair(folder: Path) -> Iterator[tuple[Client, OceanProcess]]:
+    """One process for the whole file: that a failed configure can be tried again is part of the test."""
+    leaky(folder / "imu.onnx")
+    with robot(folder, **IMU, rate="fast", modle_path=1) as both:
+        yield both
+
+
+def refused(pair: tuple[Client, OceanProcess], **parameters: object) -> str:
+    """Set parameters, and let configure fail -> the sentence in the log."""
+    client, process = pair
+    assert client.set("ocean", **parameters) == []
+    before = len(process.output)
+    assert not client.transit("ocean", "configure")
+    assert client.state("ocean") == "unconfigured"
+    lines = [line for line in process.output[before:].splitlines() if "[ERROR]" in line]
+    assert len(lines) == 1 and "Traceback" not in process.output
+    return lines[0]
+
+
+def test_each_mistake_fails_configure_with_one_sentence(pair, folder: Path, tiny_path: Path) -> None:
+    good = {"model_path": str(folder / "imu.onnx"), "rate": 0}
+    assert "parameter rate" in refused(pair)  # given as a string in the YAML file
+    status = pair[0].fresh("ocean")
+    assert status.level == b"\x02" and "configure failed: parameter rate" in status.message
+    assert "model_path is empty" in refused(pair, rate=0)
+    assert "there is no model file at /no/where.onnx" in refused(pair, model_path="/no/where.onnx")
+    (folder / "no.onnx").write_bytes(b"not a model")
+    assert "model_path" in refused(pair, model_path=str(folder / "no.onnx"))
+    told = refused(pair, model_path=str(tiny_path))
+    assert "input.input.type is sensor_msgs/msg/Imu, but the model reads text" in told
+    assert "is not installed" in refused(pair, **good, input__input__type="no_msgs/msg/Imu")
+    assert "has no message Imus" in refused(pair, input__input__type="sensor_msgs/msg/Imus")
+    assert "is no message type" in refused(pair, input__input__type="Imu")
+    told = refused(pair, input__input__type="std_msgs/msg/String")
+    assert "input.input.fields" in told and "'angular_velocity'" in told
+    bad_fields = refused(pair, input__input__type="sensor_msgs/msg/Imu", input__input__fields=["angular_speed.x"])
+    assert "has no field 'angular_speed'" in bad_fields
+    told = refused(pair, input__input__fields=["linear_acceleration.x"])
+    assert "but the model's elements are angular_velocity.x, angular_velocity.y" in told
+    told = refused(pair, input__input__fields=["angular_velocity.x", "angular_velocity.y"])
+    assert "none of them gives angular_velocity.z" in told
+    assert "needs an index" in refused(pair, input__input__fields=["angular_velocity_covariance"])
+    assert "has 9 elements" in refused(pair, input__input__fields=["angular_velocity_covariance[9]"])
+    assert "is std_msgs/Header, not a number" in refused(pair, input__input__fields=["header"])
+    assert "parameter trigger is 'no'" in refused(pair, input__input__fields=[""], trigger="no")
+    assert "step_at: rate needs one" in refused(pair, trigger="", step_at="rate")
+    assert "there is no folder" in refused(pair, step_at="message", state_path="/no/where.safetensors")
+    assert "input.input.topic" in refused(pair, state_path="", input__input__topic="/a b")
+    assert "output.output.fields" in refused(
+        pair, input__input__topic="/imu", output__output__type="geometry_msgs/msg/Twist"
+    )
+    assert "outputs names 'a.b'" in refused(pair, outputs=["a.b"])
+    client, process = pair
+    assert client.set("ocean", outputs=["output"], output__output__type="") == []
+    assert client.transit("ocean", "configure")
+    assert client.transit("ocean", "cleanup")
+    assert "there is no parameter modle_path: it has no effect; did you mean model_path?" in process.output
+
+
+def test_every_transition_twice_round(pair, folder: Path) -> None:
+    client, process = pair
+    client.set("ocean", model_path=str(folder / "imu.onnx"), rate=0, ocean_every=1)
+    for _ in range(2):
+        assert client.state("ocean") == "unconfigured"
+        assert not client.transit("ocean", "activate"), "not possible before configure"
+        assert client.transit("ocean", "configure")
+        assert client.state("ocean") == "inactive"
+        assert not client.transit("ocean", "configure")
+        assert client.node.count_subscribers("/imu") == 0, "an inactive node listens to nothing"
+        steps = 0
+        for _ in range(2):
+            assert client.transit("ocean", "activate")
+            assert client.state("ocean") == "active"
+            outputs = client.collect(Float32MultiArray, "/ocean/output")
+            sender = client.publisher(Imu, "/imu", BEST_EFFORT)
+            client.until(lambda: sender.publish(Imu()) or outputs, "output")  # noqa: B023
+            assert client.transit("ocean", "deactivate")
+            assert client.state("ocean") == "inactive"
+            steps = int(client.values("ocean")["steps"])
+            sender.publish(Imu())
+            client.spin(0.2)
+            assert int(client.values("ocean")["steps"]) == steps, "an inactive node's state does not move"
+            client.node.destroy_publisher(sender)
+        assert steps >= 2, "the second activation went on from the first"
+        assert client.transit("ocean", "cleanup")
+    assert "Traceback" not in process.output
+
+
+def test_structural_parameters_are_refused_while_active(pair, folder: Path) -> None:
+    client, _ = pair
+    client.set("ocean", model_path=str(folder / "imu.onnx"), rate=0)
+    assert client.transit("ocean", "configure") and client.transit("ocean", "activate")
+    for name, value in (
+        ("input__input__topic", "/other"),
+        ("rate", 10.0),
+        ("inputs", ["other"]),
+        ("use_sim_time", True),
+    ):
+        (reason,) = client.set("ocean", **{name: value})
+        assert "can't change while the node is active; deactivate it first" in reason
+    assert client.set("ocean", gap_after=2, model_path="x.onnx") == [], "an integer does for a double"
+    (reason,) = client.set("ocean", gap_after=-1.0)
+    assert "out of range" in reason
+    (reason,) = client.set("ocean", on_gap="forget")
+    assert "choose keep or reset or restore" in reason
+    about, seed = client.describe("ocean", "gap_after", "seed")
+    assert "count as a gap" in about.description and about.floating_point_range[0].to_value == 1e6
+    assert client.transit("ocean", "deactivate")
+    # Inactive, they may change, and activation follows them or fails with a sentence.
+    assert client.set("ocean", input__input__fields=["angular_velocity.x"]) == []
+    assert not client.transit("ocean", "activate")
+    assert client.state("ocean") == "inactive"
+    assert client.set("ocean", input__input__fields=[""], input__input__topic="/imu2") == []
+    assert client.transit("ocean", "activate")
+    client.until(lambda: client.node.count_subscribers("/imu2"), "reader of /imu2")
+    assert client.set("ocean", input__input__max_age=1) == []
+    assert client.transit("ocean", "deactivate") and client.transit("ocean", "cleanup")

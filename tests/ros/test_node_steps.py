@@ -1,0 +1,241 @@
+"""What an active node does with what comes in: numbers, ages, gaps, clocks, bad input, QoS."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from leaky import leaky
+from ocean_runtime import OceanModel
+from robot import BEST_EFFORT, RELIABLE, Client, OceanProcess, robot
+from geometry_msgs.msg import TwistStamped
+from rosgraph_msgs.msg import Clock
+from sensor_msgs.msg import Imu, JointState
+from std_msgs.msg import Float32, Float32MultiArray
+
+ELEMENTS = ("/imu:angular_velocity.x", "/joints:position[0]", "/joints:position[1]")
+Pair = tuple[Client, OceanProcess]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> OceanModel:
+    return OceanModel.load(leaky(tmp_path_factory.mktemp("model") / "robot.onnx", ELEMENTS))
+
+
+@pytest.fixture(scope="module")
+def pair(model: OceanModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """One process; each test configures it anew."""
+    parameters = {
+        "model_path": model.path,
+        "inputs": ["imu", "joints"],
+        "input__imu__topic": "/imu",
+        "input__imu__type": "sensor_msgs/msg/Imu",
+        "input__joints__topic": "/joints",
+        "input__joints__type": "sensor_msgs/msg/JointState",
+        "input__joints__qos": "every",
+        "outputs": ["arm", "all"],
+        "output__arm__topic": "/arm",
+        "output__arm__type": "geometry_msgs/msg/TwistStamped",
+        # By the elements' names, in another order than the model's, and not all of them.
+        "output__arm__fields": [f"{ELEMENTS[2]}=twist.linear.z", f"{ELEMENTS[0]}=twist.angular.x"],
+        "output__all__topic": "/all",
+        "ocean_every": 2,
+        "bad_seconds": 1,
+    }
+    with robot(tmp_path_factory.mktemp("steps"), **parameters) as both:
+        yield both
+
+
+@contextmanager
+def active(pair: Pair, **parameters: object) -> Iterator[Client]:
+    """The node, active with these parameters, and at the initial state."""
+    client, _ = pair
+    assert client.set("ocean", **parameters) == []
+    assert client.transit("ocean", "configure") and client.transit("ocean", "activate")
+    try:
+        yield client
+    finally:
+        assert client.transit("ocean", "deactivate") and client.transit("ocean", "cleanup")
+
+
+def imu(x: float, sec: int = 0) -> Imu:
+    message = Imu()
+    message.angular_velocity.x, message.header.stamp.sec = x, sec
+    return message
+
+
+def joints(*position: float, sec: int = 0) -> JointState:
+    message = JointState(position=list(position))
+    message.header.stamp.sec = sec
+    return message
+
+
+def test_steps_at_each_message_give_the_runtimes_numbers(pair: Pair, model: OceanModel) -> None:
+    with active(pair, step_at="message", trigger="imu", ocean_every=2, gap_after=0.0) as client:
+        send_imu = client.publisher(Imu, "/imu", BEST_EFFORT)
+        send_joints = client.publisher(JointState, "/joints", RELIABLE)
+        arm, everything = client.collect(TwistStamped, "/arm"), client.collect(Float32MultiArray, "/all")
+        ocean, surprise = client.collect(Float32MultiArray, "/ocean/ocean"), client.collect(Float32, "/ocean/surprise")
+
+        send_imu.publish(imu(1.0))
+        client.spin(0.3)
+        assert not everything, "nothing is stepped before every input has spoken"
+
+        send_joints.publish(joints(0.5, -0.5, sec=7))
+        client.spin(0.3)
+        stream, expected, surprises, oceans = model.stream(), [], [], []
+        for i in range(6):
+            x = np.array([0.1 * i, 0.5, -0.5])
+            if stream.prediction is not None:
+                surprises.append(np.mean((x - stream.prediction) ** 2))
+            expected.append(stream.step(x))
+            if stream.steps % 2 == 0:
+                oceans.append(stream.ocean)
+            send_imu.publish(imu(x[0], sec=5 + i))
+            client.until(lambda: len(everything) == i + 1, "output")  # noqa: B023
+        client.until(lambda: len(arm) == 6 and len(ocean) == 3 and len(surprise) == 5, "all topics")
+        assert np.array_equal([m.data for m in everything], expected)
+        assert [m.twist.linear.z for m in arm] == [e[2] for e in expected]
+        assert [m.twist.angular.x for m in arm] == [e[0] for e in expected]
+        assert [m.header.stamp.sec for m in arm] == [7, 7, 7, 8, 9, 10], "the newest input's stamp"
+        assert np.array_equal([m.data for m in ocean], oceans)
+        assert ocean[0].layout.dim[0].label == "ocean" and ocean[0].layout.dim[0].size == 8
+        assert np.allclose([m.data for m in surprise], surprises, rtol=1e-6)
+
+
+def test_what_cant_be_right_is_not_published(pair: Pair, model: OceanModel) -> None:
+    with active(pair, step_at="message", trigger="imu", input__joints__max_age=0.4, on_failed_step="reset") as client:
+        send_imu = client.publisher(Imu, "/imu", BEST_EFFORT)
+        send_joints = client.publisher(JointState, "/joints", RELIABLE)
+        everything = client.collect(Float32MultiArray, "/all")
+
+        def step(x: float) -> None:
+            count = len(everything)
+            send_joints.publish(joints(0.0, 0.0))
+            client.spin(0.05)
+            send_imu.publish(imu(x))
+            client.until(lambda: len(everything) > count, "output")
+
+        step(1.0)
+        good = everything[-1].data.tolist()
+        count = len(everything)
+        for x in (math.nan, math.inf, 1e39):  # the last is finite, but not in float32
+            send_imu.publish(imu(x))
+            client.spin(0.05)
+        send_joints.publish(joints(0.0))  # too short
+        client.spin(0.05)
+        send_imu.publish(imu(1.0))
+        client.spin(0.05)
+        send_joints.publish(joints(0.0, 0.0))
+        client.spin(0.05)
+        send_imu.publish(imu(3e38))  # finite, but the step is not
+        client.spin(0.05)
+        assert len(everything) == count, "no wrong output, no zeros"
+        status = client.fresh("ocean")
+        values = {item.key: item.value for item in status.values}
+        assert (values["non-finite inputs"], values["malformed inputs"], values["failed steps"]) == ("3", "1", "1")
+        assert status.level == b"\x02" and "1 failed steps" in status.message
+        assert values["steps"] == "0", "on_failed_step: reset"
+        step(1.0)
+        assert everything[-1].data.tolist() == good, "the first step of a new life"
+        count = len(everything)
+        client.until(lambda: client.values("ocean")["stale inputs"] != "0" or send_imu.publish(imu(1.0)), "stale count")
+        stale = len(everything)
+        send_imu.publish(imu(1.0))
+        client.spin(0.1)
+        assert len(everything) == stale, "the joints are too old"
+
+
+def test_fixed_rate_from_the_latest_of_several(pair: Pair) -> None:
+    with active(
+        pair, step_at="rate", rate=50, input__imu__max_age=0.3, input__joints__max_age=0.0, gap_after=0.5, on_gap="reset"
+    ) as client:
+        send_imu = client.publisher(Imu, "/imu", BEST_EFFORT)
+        send_joints = client.publisher(JointState, "/joints", RELIABLE)
+        everything = client.collect(Float32MultiArray, "/all")
+        send_joints.publish(joints(0.1, 0.2))
+        client.until(lambda: send_imu.publish(imu(1.0)) or len(everything) >= 10, "steps at a rate")
+        client.until(lambda: int(client.values("ocean")["stale inputs"]) > 5, "stale ticks")
+        count = len(everything)
+        client.spin(0.2)
+        assert len(everything) == count, "the imu is lost: nothing is published"
+        values = client.values("ocean")
+        assert values["gaps"] == "0" and float(values["seconds since input"]) > 0.3
+        client.spin(0.6)
+        client.until(lambda: send_imu.publish(imu(1.0)) or len(everything) > count, "steps again")
+        values = client.values("ocean")
+        assert values["gaps"] == "1"
+        assert int(values["steps"]) < int(values["steps taken"]), "on_gap: reset"
+        assert "without input: the state is reset" in pair[1].output
+
+
+def test_ros_time_that_jumps_backward(pair: Pair) -> None:
+    client, process = pair
+    with active(pair, use_sim_time=True, step_at="rate", rate=50, input__imu__max_age=0.0, gap_after=0.0, on_gap="keep") as client:
+        clock = client.publisher(Clock, "/clock", RELIABLE)
+        send_imu = client.publisher(Imu, "/imu", BEST_EFFORT)
+        send_joints = client.publisher(JointState, "/joints", RELIABLE)
+        everything = client.collect(Float32MultiArray, "/all")
+        message = Clock()
+
+        def run(start: float, seconds: float) -> None:
+            for i in range(int(seconds * 100)):
+                nanoseconds = round((start + i / 100) * 1e9)
+                message.clock.sec, message.clock.nanosec = divmod(nanoseconds, 1_000_000_000)
+                clock.publish(message)
+                send_imu.publish(imu(1.0))
+                client.spin(0.005)
+
+        send_joints.publish(joints(0.1, 0.2))
+        client.spin(0.3)
+        assert not everything, "ROS time stands still"
+        run(100.0, 1.0)
+        assert 40 <= len(everything) <= 51, "50 steps in a second of ROS time, however long it takes"
+        values = client.values("ocean")
+        assert values["clock jumps"] == "0" and int(values["steps"]) == len(everything)
+        run(10.0, 0.1)
+        values = client.values("ocean")
+        assert values["clock jumps"] == "1" and int(values["steps"]) < 20, "on_clock_jump: reset"
+        assert "ROS time jumped by -9" in process.output
+    client.set("ocean", use_sim_time=False)
+
+
+def test_qos_that_does_not_fit_names_both_sides(pair: Pair) -> None:
+    with active(pair, step_at="message", trigger="imu", rate=0, gap_after=0) as client:
+        sender = client.node.create_publisher(JointState, "/joints", BEST_EFFORT)
+        status = client.until(
+            lambda: (s := client.fresh("ocean")).level == b"\x01" and "no messages on /joints" in s.message and s, "WARN"
+        )
+        assert "this node asks for reliable, volatile" in status.message
+        assert "the publisher /client offers best effort" in status.message
+        client.node.destroy_publisher(sender)
+        client.until(lambda: "no messages on" not in client.fresh("ocean").message, "end of the WARN")
+
+
+def test_drops_are_counted(pair: Pair) -> None:
+    """Sent as fast as it goes to a reader of depth 1: what was not stepped is counted, to the last message."""
+    with active(pair, step_at="message", trigger="imu", input__joints__max_age=0.0, ocean_every=0) as client:
+        send_joints = client.publisher(JointState, "/joints", RELIABLE)
+        sender = client.publisher(Imu, "/imu", BEST_EFFORT)
+        everything = client.collect(Float32MultiArray, "/all")
+        send_joints.publish(joints(0.0, 0.0))
+        client.spin(0.2)
+        sender.publish(imu(0.0))
+        client.until(lambda: everything, "first step")
+        sent = 1
+        for _ in range(2000):
+            sender.publish(imu(1.0))
+            sent += 1
+
+        def settled() -> bool:
+            nonlocal sent
+            sender.publish(imu(1.0))  # the last message is always taken, and settles the account
+            sent += 1
+            client.spin(0.1)
+            values = client.values("ocean")
+            return int(values["steps taken"]) + int(values["messages dropped"]) == sent
+
+        client.until(settled, "account of every message")
+        assert int(client.values("ocean")["messages dropped"]) > 0

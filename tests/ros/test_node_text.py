@@ -1,0 +1,179 @@
+"""Text models over DDS: reading, replying, saving, restoring, swapping."""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from leaky import leaky
+from ocean_runtime import OceanModel
+from ocean_runtime.snapshot import read
+from ocean_runtime.text import generate, read_text
+from robot import RELIABLE, Client, OceanProcess, robot
+from std_msgs.msg import Float32, Float32MultiArray, String
+
+REPLY = 12
+Pair = tuple[Client, OceanProcess]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("text")
+
+
+@pytest.fixture(scope="module")
+def pair(folder: Path, tiny_path: Path) -> Iterator[Pair]:
+    with robot(
+        folder,
+        autostart=True,
+        model_path=tiny_path,
+        state_path=folder / "state.safetensors",
+        save_period=0.0,
+        reply_tokens=REPLY,
+        slice=0.001,
+        ocean_every=0,
+    ) as both:
+        yield both
+
+
+def replies(model: OceanModel, *texts: str) -> list[str]:
+    """What an uninterrupted stream of the runtime says after each text."""
+    stream, said = model.stream(), []
+    for text in texts:
+        list(read_text(stream, [text.encode()]))
+        said.append("".join(generate(stream, REPLY)))
+    return said
+
+
+def ask(client: Client, sender: object, pieces: list[String], text: str) -> str:
+    """Send a text -> the whole reply."""
+    pieces.clear()
+    sender.publish(String(data=text))  # type: ignore[attr-defined]
+    client.until(lambda: len(pieces) == REPLY, "reply")
+    return "".join(piece.data for piece in pieces)
+
+
+def test_a_conversation_that_a_swap_and_a_pause_do_not_interrupt(
+    pair: Pair, folder: Path, tiny: OceanModel, tiny_path: Path
+) -> None:
+    client, process = pair
+    sender = client.publisher(String, "/ocean/input")
+    pieces = client.collect(String, "/ocean/output")
+    surprise = client.collect(Float32, "/ocean/surprise")
+    texts = ["O, she doth teach", " the torches", " to burn bright!", "\n"]
+    expected = replies(tiny, *texts)
+    assert ask(client, sender, pieces, texts[0]) == expected[0]
+    client.until(lambda: surprise, "surprise")
+    stream = tiny.stream()
+    losses = [r.loss for r in read_text(stream, [texts[0].encode()]) if r.loss is not None]
+    assert np.isclose(surprise[0].data, np.mean(losses), rtol=1e-5), "mean nats a token"
+
+    # Read in slices of 1 ms; a service is answered meanwhile.
+    assert client.trigger("ocean", "save").success
+    assert read(folder / "state.safetensors").steps == len(texts[0]) + REPLY
+
+    # The same model in another file keeps the state.
+    (folder / "same.onnx").write_bytes(tiny_path.read_bytes())
+    assert client.set("ocean", model_path=str(folder / "same.onnx")) == []
+    answer = client.trigger("ocean", "swap")
+    assert answer.success and "the same model in another file" in answer.message
+    assert ask(client, sender, pieces, texts[1]) == expected[1]
+
+    # A file that can't be swapped to leaves all as it is.
+    for wrong in ("/no/where.onnx", str(leaky(folder / "leaky.onnx"))):
+        client.set("ocean", model_path=wrong)
+        answer = client.trigger("ocean", "swap")
+        assert not answer.success and "goes on with its model" in answer.message
+    client.set("ocean", model_path=str(tiny_path))
+    assert ask(client, sender, pieces, texts[2]) == expected[2]
+
+    # A pause is not a new life.
+    assert client.transit("ocean", "deactivate") and client.transit("ocean", "activate")
+    client.until(lambda: sender.get_subscription_count(), "reader")
+    client.spin(0.1)
+    assert ask(client, sender, pieces, texts[3]) == expected[3]
+
+    # SIGINT: saved, status 0, no traceback.
+    assert process.end(signal.SIGINT) == 0
+    assert "Traceback" not in process.output
+    assert read(folder / "state.safetensors").steps == sum(map(len, texts[:4])) + 4 * REPLY
+
+
+def test_reset_restore_and_what_stops_a_reply(pair: Pair, folder: Path, tiny: OceanModel) -> None:
+    client, process = pair
+    process.restart()
+    sender = client.publisher(String, "/ocean/input")
+    pieces = client.collect(String, "/ocean/output")
+    ocean = client.collect(Float32MultiArray, "/ocean/ocean")
+    first, second = replies(tiny, "ROMEO", ": night")
+    assert client.trigger("ocean", "reset").success
+    assert ask(client, sender, pieces, "ROMEO") == first
+    assert client.trigger("ocean", "save").success
+    assert ask(client, sender, pieces, ": night") == second
+    assert client.trigger("ocean", "restore").success
+    assert client.set("ocean", ocean_every=1) == []
+    assert ask(client, sender, pieces, ": night") == second, "back to the save"
+    client.until(lambda: len(ocean) == len(": night") + REPLY, "ocean after each token")
+
+    # A reply ends after its stop string.
+    client.set("ocean", reply_stop=first[3:5])
+    assert client.trigger("ocean", "reset").success
+    pieces.clear()
+    sender.publish(String(data="ROMEO"))
+    client.until(lambda: len(pieces) >= 5, "reply")
+    client.spin(0.2)
+    assert "".join(piece.data for piece in pieces) == first[: first.index(first[3:5]) + 2]
+
+    # Reading comes before writing: what is said after three messages in a row has read all three.
+    client.set("ocean", reply_stop="", ocean_every=0)
+    assert client.trigger("ocean", "reset").success
+    pieces.clear()
+    text = "the cheek of night " * 30
+    for _ in range(3):
+        sender.publish(String(data=text))
+    steps = 3 * len(text) + REPLY
+    client.until(lambda: int(client.values("ocean")["steps"]) >= steps, "reply")
+    (whole,) = replies(tiny, text * 3)
+    assert "".join(piece.data for piece in pieces).endswith(whole)
+
+    # More than max_pending is left out, and counted.
+    client.set("ocean", max_pending=10)
+    sender.publish(String(data=text))
+    client.until(lambda: client.values("ocean")["text left out"] == "1", "count")
+    sender.publish(String(data=""))  # nothing to read, nothing to say
+    assert process.end(signal.SIGTERM) == 0 and "Traceback" not in process.output
+
+
+def test_another_models_state_is_set_aside(pair: Pair, folder: Path) -> None:
+    """A new model starts from nothing, and its saves do not destroy the old one's past."""
+    client, process = pair
+    old = read(folder / "state.safetensors").state_id
+    process.restart(model_path=leaky(folder / "new.onnx"), input__input__topic="/in", output__output__topic="/out")
+    sender = client.publisher(Float32MultiArray, "/in", RELIABLE)
+    outputs = client.collect(Float32MultiArray, "/out")
+    sender.publish(Float32MultiArray(data=[1.0, 2.0, 3.0]))
+    client.until(lambda: outputs, "output")
+    assert "starting from the initial state: the snapshot is of the model" in process.output
+    assert client.trigger("ocean", "save").success
+    new = read(folder / "state.safetensors")
+    assert new.steps == 1 and new.state_id != old
+    assert read(folder / f"state.safetensors.{old.removeprefix('sha256:')[:8]}").state_id == old
+
+
+def test_killed_after_a_save_it_goes_on_where_it_was(pair: Pair, folder: Path, tiny: OceanModel, tiny_path: Path) -> None:
+    client, process = pair
+    topics = {"input__input__topic": "/hear", "output__output__topic": "/say"}
+    process.restart(model_path=tiny_path, state_path=folder / "again", max_pending=1000, **topics)
+    sender, pieces = client.publisher(String, "/hear"), client.collect(String, "/say")
+    texts = ["O, she doth teach", " the torches"]
+    expected = replies(tiny, *texts)
+    assert ask(client, sender, pieces, texts[0]) == expected[0]
+    answer = client.trigger("ocean", "save")
+    assert answer.success and "saved step 29 to" in answer.message
+    process.kill()
+    process.restart()
+    client.until(lambda: sender.get_subscription_count() == 2, "reader")  # beside the dead one, not yet missed
+    client.spin(0.1)
+    assert "restored step 29 from" in process.output
+    assert ask(client, sender, pieces, texts[1]) == expected[1]
