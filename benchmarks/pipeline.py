@@ -74,9 +74,8 @@ def overlap(D: int, L: int, B: int, T: int, rounds: int) -> dict[str, Any]:
         assert loops is not None, "this benchmark needs the native loops"
         ocean, tapes = x.new_zeros(B, D), []
         for start in range(0, T, piece):
-            oceans, tape = bptt._forward(
-                matrices, loops, 4, x[:, start : start + piece], ocean, None, None, keep=True
-            )
+            steps = slice(start, start + piece)
+            oceans, tape = bptt._forward(matrices, loops, 4, steps, x, ocean, None, None, keep=True)
             ocean = oceans[:, -1]
             tapes.append(tape)
         carry = torch.zeros(B, D)
