@@ -4,23 +4,25 @@
     python benchmarks/training.py --quick    every part at a small size, to see that it runs
 
 Each part times its contestants in turn, the order reversed from round to round, and reports the median of the
-rounds after the first. One thread, unless a part says otherwise.
+rounds after the first. One thread, unless a part says otherwise. Beside wall-clock time stands the processor's
+own (all threads), which a busy machine disturbs less.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import resource
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -115,15 +117,23 @@ def window(name: str, D: int, L: int, B: int, T: int) -> tuple[Callable[[], None
     return step, model
 
 
-def alternate(steps: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each contestant in each round after the first, the order reversed every other round."""
-    found: dict[str, list[float]] = {name: [] for name in steps}
+class Times(NamedTuple):
+    """Seconds of one contestant in each round after the first."""
+
+    wall: list[float]
+    cpu: list[float]
+
+
+def alternate(steps: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, Times]:
+    """Time all contestants in turn, the order reversed every other round."""
+    found = {name: Times([], []) for name in steps}
     for i in range(rounds + 1):
         for name in list(steps)[:: 1 if i % 2 else -1]:
-            began = time.perf_counter()
+            wall, cpu = time.perf_counter(), time.process_time()
             steps[name]()
             if i > 0:
-                found[name].append(time.perf_counter() - began)
+                found[name].wall.append(time.perf_counter() - wall)
+                found[name].cpu.append(time.process_time() - cpu)
     return found
 
 
@@ -135,11 +145,12 @@ def compare(
     seconds = alternate({name: step for name, (step, _) in contestants.items()}, rounds)
     entry: dict[str, Any] = {"width": D, "layers": L, "batch": B, "steps": T, "rounds": rounds, "models": {}}
     for name, (_, model) in contestants.items():
-        median = statistics.median(seconds[name])
+        median = statistics.median(seconds[name].wall)
         entry["models"][name] = {
             "parameters": sum(p.numel() for p in model.parameters()),
             "median_s": median,
-            "best_s": min(seconds[name]),
+            "best_s": min(seconds[name].wall),
+            "cpu_s": statistics.median(seconds[name].cpu),
             "gflops": operations(name, model, D, L, T) * B * T / median / 1e9,
         }
     say(
@@ -190,7 +201,7 @@ def threads(D: int, L: int, B: int, T: int, rounds: int) -> dict[str, Any]:
 
     found = alternate({str(n): partial(with_threads, n) for n in (1, 2)}, rounds)
     torch.set_num_threads(1)
-    one, two = (statistics.median(found[n]) for n in ("1", "2"))
+    one, two = (statistics.median(found[n].wall) for n in ("1", "2"))
     say(f"two threads at {D}/{L}, B={B}: {one / two:.2f} times one")
     return {"width": D, "layers": L, "batch": B, "steps": T, "rounds": rounds, "one_s": one, "two_s": two}
 
@@ -205,7 +216,7 @@ def serial_share(D: int, L: int, B: int, T: int) -> dict[str, Any]:
             bptt.relay(model, x, ocean, None, None)
 
     found = alternate({"serial": oceans, "all": step}, 9)
-    serial, whole = (statistics.median(found[n]) for n in ("serial", "all"))
+    serial, whole = (statistics.median(found[n].wall) for n in ("serial", "all"))
     return {
         "width": D,
         "layers": L,
@@ -260,6 +271,7 @@ def provenance() -> dict[str, Any]:
         "torch": torch.__version__,
         "numpy": np.__version__,
         "python": platform.python_version(),
+        "load_average": os.getloadavg()[0],
         "native_loops": native.available(),
         "seed": 0,
     }
@@ -272,34 +284,37 @@ def markdown(report: dict[str, Any]) -> list[str]:
     lines = [
         f"`{made['command'].strip()}`, commit {made['commit'][:12]}, {made['cpu']}, PyTorch {made['torch']}, "
         f"{'native loops' if made['native_loops'] else 'no native loops'}, seed {made['seed']}. "
+        f"Load of the machine when it began: {made['load_average']:.1f}. "
         f"The machine's matrix products reach {peaks} GFLOP/s on one thread (before and after).",
         "",
         "Forward and backward, one thread, median of n rounds in alternating order; ratio to the standard Transformer:",
         "",
-        "| d/L, B, T (n) | model | parameters | ms | best | GFLOP/s | ratio |",
-        "|---|---|--:|--:|--:|--:|--:|",
+        "| d/L, B, T (n) | model | parameters | ms | best | GFLOP/s | ratio | processor ms | ratio |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for entry in report["sizes"]:
-        base = entry["models"]["transformer"]["median_s"]
+        base = entry["models"]["transformer"]
         size = f"{entry['width']}/{entry['layers']}, {entry['batch']}, {entry['steps']} ({entry['rounds']})"
         for name, m in entry["models"].items():
             lines.append(
                 f"| {size} | {NAMES[name]} | {m['parameters']:,} | {m['median_s'] * 1e3:.1f} | "
-                f"{m['best_s'] * 1e3:.1f} | {m['gflops']:.0f} | {m['median_s'] / base:.2f} |"
+                f"{m['best_s'] * 1e3:.1f} | {m['gflops']:.0f} | {m['median_s'] / base['median_s']:.2f} | "
+                f"{m['cpu_s'] * 1e3:.1f} | {m['cpu_s'] / base['cpu_s']:.2f} |"
             )
     lines += [
         "",
         "Against the batch (64/2, T = 64), one thread:",
         "",
-        "| B | Ocean full, ms | tokens/s | standard Transformer, ms | tokens/s | ratio |",
-        "|--:|--:|--:|--:|--:|--:|",
+        "| B | Ocean full, ms | tokens/s | standard Transformer, ms | tokens/s | ratio | in processor time |",
+        "|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for entry in report["batch"]:
         full, standard = (entry["models"][n]["median_s"] for n in ("full", "transformer"))
+        cpu = entry["models"]["full"]["cpu_s"] / entry["models"]["transformer"]["cpu_s"]
         tokens = entry["batch"] * entry["steps"]
         lines.append(
             f"| {entry['batch']} | {full * 1e3:.2f} | {tokens / full:,.0f} | {standard * 1e3:.2f} | "
-            f"{tokens / standard:,.0f} | {full / standard:.2f} |"
+            f"{tokens / standard:,.0f} | {full / standard:.2f} | {cpu:.2f} |"
         )
     lines += [
         "",

@@ -302,7 +302,7 @@ def _check_tensor(name: str, dtype: str, shape: tuple[int | str, ...]) -> None:
 def _check_value(name: str, dtype: str, value: float | int | bool | None) -> None:
     """A number that fills a tensor must be one that its dtype holds."""
     try:
-        with np.errstate(over="ignore"):
+        with np.errstate(all="ignore"):
             held = value is None or math.isfinite(np.full(1, value, DTYPES[dtype])[0])
     except (OverflowError, ValueError):
         held = False

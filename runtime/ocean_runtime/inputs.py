@@ -145,17 +145,18 @@ class Entry:
     def _warn(self, cast: Array) -> None:
         """Count an input outside the training data's range; the log hears of each element once."""
         self.out_of_range += 1
+        assert self._low is not None
+        assert self._high is not None
         outside = ((cast < self._low) | (cast > self._high)).reshape(-1, len(self._warned)).any(axis=0)
         for i in np.flatnonzero(outside & ~self._warned):
-            element = self._tensor.elements[i]
             value = cast.reshape(-1, len(self._warned))[:, i]
             _log.warning(
                 "input %r is outside the training data's range: %s was %g, and the model saw %g to %g",
                 self.name,
-                element.name,
+                self._tensor.elements[i].name,
                 value[np.argmax(np.abs(value))],
-                element.low,
-                element.high,
+                self._low[i],
+                self._high[i],
             )
         self._warned |= outside
 

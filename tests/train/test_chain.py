@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from functools import partial
 from typing import Any
 
@@ -156,6 +157,33 @@ def test_results_do_not_depend_on_earlier_windows_or_on_grouping() -> None:
         [bptt.relay(case.model, x[i : i + 1], case.ocean[i : i + 1], None, None) for i in range(7)]
     )
     assert error(alone, bptt.relay(case.model, x, case.ocean, None, None)) < 1e-6
+
+
+def test_a_long_window_is_recomputed_to_the_same_gradient() -> None:
+    case = make(2, 8192, 8, masked=True)
+    expected = gradients(case, bptt.relay)
+    assert_same(gradients(case, partial(bptt.relay, keep=100)), expected, ORACLE)
+
+
+def test_two_threads_give_the_same_bits_run_to_run() -> None:
+    case = make(9, 5, 32, masked=True, dtype=torch.float32)
+    alone = gradients(case, bptt.relay)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        first, again = gradients(case, bptt.relay), gradients(case, bptt.relay)
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert_same(first, alone, FLOAT32)
+
+
+def test_dropped_windows_leave_no_memory_behind() -> None:
+    case = make(2, 3, 8)
+    oceans = bptt.relay(case.model, case.model.embed(case.inputs), case.ocean, None, None)
+    tape = weakref.ref(oceans.grad_fn.tape)  # type: ignore[union-attr]
+    del oceans
+    assert tape() is None
 
 
 def test_a_tape_serves_one_backward_pass() -> None:

@@ -24,7 +24,7 @@ from torch import Tensor
 from ocean_train import native
 from ocean_train.model import LAYER_NORM_EPS, OceanTransformer
 
-KEPT_BYTES = 2**30
+KEPT_BYTES = 2**31
 """Where the tape of a window would be larger, it is recomputed in chunks of steps that fit."""
 PARAMETERS = (
     *("norm1.weight", "norm1.bias", "wq.weight", "wk.weight", "wv.weight", "wo.weight"),
@@ -106,7 +106,7 @@ def relay(
     if keep is None:
         step_bytes = 20 * model.config.layers * x[:, 0].numel() * x.element_size()
         keep = max(1, KEPT_BYTES // max(step_bytes, 1))
-    options = _Options(model.config.heads, truncate, keep if wanted else 0, use_native)
+    options = _Options(model.config.heads, truncate, keep, wanted, use_native)
     oceans: Tensor = _Chain.apply(x, ocean, reset, valid, options, *parameters)  # type: ignore[no-untyped-call]
     return oceans
 
@@ -114,7 +114,8 @@ def relay(
 class _Options(NamedTuple):
     heads: int
     truncate: int | None
-    keep: int  # steps held at once; 0: no backward pass will come
+    keep: int  # steps held at once
+    wanted: bool  # whether a backward pass may come
     use_native: bool
 
 
@@ -132,68 +133,76 @@ class _Chain(torch.autograd.Function):
         stacked = _stack(parameters)
         matrices = fold(stacked)
         loops = native.loops(matrices) if options.use_native else None
-        whole = options.keep >= x.shape[1]
-        oceans, tape = _forward(matrices, loops, options.heads, x, ocean, reset, valid, keep=whole)
+        pieces = _pieces(x.shape[1], options.keep)
+        found: list[Tensor] = []
+        for piece in pieces:
+            before = found[-1][:, -1] if found else ocean
+            keep = options.wanted and piece is pieces[-1]  # the backward pass begins with this one
+            part, tape = _forward(
+                matrices, loops, options.heads, piece, x, before, reset, valid, keep=keep
+            )  # fmt: skip
+            found.append(part)
+            if not keep:
+                _return_memory(tape)
+        oceans = found[0] if len(found) == 1 else torch.cat(found, 1)
+        ctx.save_for_backward(x, ocean, reset, valid, oceans)
         ctx.options, ctx.loops, ctx.stacked, ctx.matrices = options, loops, stacked, matrices
-        ctx.window = (x, ocean, reset, valid, oceans)
-        ctx.tape = tape if whole else None
-        ctx.spent = False
+        ctx.tape = tape if options.wanted else None
         return oceans
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, d_oceans: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.spent:
+        if ctx.tape is None:
             raise RuntimeError("this window's gradient was taken already and its tape is gone; run it again")
-        ctx.spent = True
         options: _Options = ctx.options
-        x, ocean, reset, valid, oceans = ctx.window
-        T = x.shape[1]
-        starts = range(0, T, options.keep)
+        x, ocean, reset, valid, oceans = ctx.saved_tensors
+        tape, ctx.tape = ctx.tape, None
         stop = _stops(x, reset, options.truncate)
         sums: Matrices | None = None
         dx: list[Tensor] = []
         carry = torch.zeros_like(ocean)
-        for start in reversed(starts):
-            end = min(start + options.keep, T)
-            if ctx.tape is not None:
-                tape, ctx.tape = ctx.tape, None
-            else:
-                before = ocean if start == 0 else oceans[:, start - 1]
-                piece = slice(start, end)
+        for piece in reversed(_pieces(x.shape[1], options.keep)):
+            if tape is None:
+                before = oceans[:, piece.start - 1] if piece.start else ocean
                 _, tape = _forward(
-                    ctx.matrices, ctx.loops, options.heads, x[:, piece], before,
-                    None if reset is None else reset[:, piece],
-                    None if valid is None else valid[:, piece],
-                    keep=True,
-                )  # fmt: skip
-            d_part = d_oceans[:, start:end].contiguous()
+                    ctx.matrices, ctx.loops, options.heads, piece, x, before, reset, valid, keep=True
+                )
+            d_part = d_oceans[:, piece].clone(memory_format=torch.contiguous_format)
             d_part[:, -1] += carry
-            masks = [None if m is None else m[:, start:end].t().contiguous() for m in (stop, valid)]
+            masks = [None if m is None else m[:, piece].t().contiguous() for m in (stop, valid)]
             run = ctx.loops.backward if ctx.loops else partial(torch_backward, ctx.matrices)
             gradients = run(tape, d_part, *masks)
             carry = gradients.d_ocean0
             dx.append(_token_gradient(ctx.matrices, tape, gradients).transpose(0, 1))
             sums = _add(sums, weight_gradients(tape, gradients))
             _return_memory(tape)
+            tape = None
         assert sums is not None
         back = [dx[0] if len(dx) == 1 else torch.cat(dx[::-1], 1), carry, None, None, None]
         return (*back, *unfold(ctx.stacked, sums))
+
+
+def _pieces(T: int, keep: int) -> list[slice]:
+    """The window in pieces of `keep` steps, the first of which may be shorter."""
+    ends = [*range(T, 0, -keep)][::-1]
+    return [slice(max(0, end - keep), end) for end in ends]
 
 
 def _forward(
     matrices: Matrices,
     loops: native.Loops | None,
     heads: int,
+    piece: slice,
     x: Tensor,
     ocean: Tensor,
     reset: Tensor | None,
     valid: Tensor | None,
     keep: bool,
 ) -> tuple[Tensor, Tape]:
-    """Token-only work for all T at once, then the serial loop."""
-    tape = _hoist(matrices, heads, x, keep)
-    masks = [None if m is None else m.t().contiguous() for m in (reset, valid)]  # (T, B)
+    """A piece's oceans (B, steps, D) from the ocean before it: token-only work at once, then the serial loop."""
+    tape = _hoist(matrices, heads, x[:, piece], keep)
+    masks = [None if m is None else m[:, piece].t().contiguous() for m in (reset, valid)]  # (T, B)
     run = loops.forward if loops else partial(torch_forward, matrices)
     return run(tape, ocean.contiguous(), *masks), tape
 
@@ -241,7 +250,7 @@ def _take_memory(size: int, like: Tensor) -> Tensor:
 
 def _return_memory(tape: Tape) -> None:
     if tape.memory.device.type == "cpu":  # elsewhere torch's own allocator keeps memory
-        _spare[:] = [tape.memory]
+        _spare[:] = [max([*_spare, tape.memory], key=len)]
 
 
 def torch_forward(

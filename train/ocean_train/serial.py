@@ -52,6 +52,7 @@ def read_path(dy: Array, q: Array, a: Array, v: Array, v_ocean: Array) -> tuple[
     return ds, q * ds, dv_ocean
 
 
+@np.errstate(over="ignore", invalid="ignore")  # an exploding chain shows as inf and NaN, not as warnings
 def run(
     config: OceanConfig,
     weights: Weights,
