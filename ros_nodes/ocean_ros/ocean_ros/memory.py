@@ -6,9 +6,8 @@ Knows no ROS: time comes in, sentences go out.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from ocean_runtime import OceanError, OceanModel, OceanStream, Snapshot, SnapshotError, StateError
@@ -24,15 +23,6 @@ CLOCK_SLACK = 60.0
 """Seconds that a snapshot may come from the future: clocks are set forward and back a little."""
 
 
-class Step(NamedTuple):
-    """What one observation gave."""
-
-    output: Values
-    """In units; for classes, the probability of each."""
-    surprise: float | None
-    """Mean squared error of the last prediction, each element in the spread it had in training, squared."""
-
-
 class Memory:
     """One stream of one model, for as long as the node is configured."""
 
@@ -46,15 +36,30 @@ class Memory:
         """How often the state was anything but what the last step left."""
         self._look_at(model.contract)
 
-    def step(self, x: Values) -> Step:
-        """One observation (M,), in its units. Raises OceanError; the state is then as it was."""
-        expected = self.stream.prediction
-        output = self.stream.step(x)
-        if self._classes:
-            return Step(np.exp(log_softmax(output)), None)
+    def step(self, x: Values) -> Values:
+        """One observation (M,) -> the output, in units; for classes, the probability of each.
+
+        Raises OceanError, whatever onnxruntime raises; the state is then as it was.
+        """
+        self._expected = self.stream.prediction
+        try:
+            output = self.stream.step(x)
+        except OceanError:
+            raise
+        except Exception as error:  # onnxruntime's exceptions share no base class
+            raise StateError(f"the step failed: {error}") from error
+        return np.exp(log_softmax(output)) if self._classes else output
+
+    def surprise(self, x: Values) -> float | None:
+        """How wrong the last prediction was about the observation just stepped; None where there was none.
+
+        The mean squared error, each element measured in the spread that it had in training.
+        """
+        expected = self._expected
         if expected is None or expected.shape != x.shape:
-            return Step(output, None)
-        return Step(output, float(np.mean(np.square((x - expected) / self._scale))))
+            return None
+        error = (x - expected) / self._scale
+        return float(error @ error) / error.size
 
     def apply(self, policy: str) -> str:
         """keep, reset or restore -> what was done, as the end of a sentence."""
@@ -112,6 +117,7 @@ class Memory:
         return "another model: it starts from its initial state"
 
     def _look_at(self, contract: Contract) -> None:
+        self._expected: Values | None = None
         self._scale = prediction_scale(contract)
         self._classes = contract.kind == "features" and contract.outputs[0].name == "logits"
 
@@ -148,13 +154,3 @@ def prediction_scale(contract: Contract) -> Values:
     scale = np.asarray(dict(normalisation.get("output") or {}).get("scale") or [1.0], np.float64)
     fits = first.shape and scale.shape == (first.shape[-1],)
     return scale if fits and np.isfinite(scale).all() and (scale > 0).all() else np.ones(1)
-
-
-def guarded(step: Callable[[], Step]) -> Step:
-    """A step whose failure is always an OceanError, whatever onnxruntime raises."""
-    try:
-        return step()
-    except OceanError:
-        raise
-    except Exception as error:  # onnxruntime's exceptions share no base class
-        raise StateError(f"the step failed: {error}") from error

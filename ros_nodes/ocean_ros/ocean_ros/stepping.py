@@ -15,7 +15,7 @@ from std_msgs.msg import Float32, Float32MultiArray, String
 from ocean_ros.conversation import Conversation
 from ocean_ros.diagnostics import Counters, Second
 from ocean_ros.fields import Values
-from ocean_ros.memory import Memory, guarded
+from ocean_ros.memory import Memory
 from ocean_ros.parameters import Input, Settings
 from ocean_ros.wiring import InputWire, Wiring, label
 
@@ -32,6 +32,9 @@ class Publisher(Protocol):
 
     def publish(self, message: Any, /) -> None:
         """Send it."""
+
+    def get_subscription_count(self) -> int:
+        """How many listen."""
 
 
 @dataclass
@@ -153,7 +156,7 @@ class Stepper:
         self.last_input, self._had_input = newest, True
         self.second.age = max(self.second.age, now - min(received))
         try:
-            output, surprise = guarded(lambda: self.memory.step(x))
+            output = self.memory.step(x)
             for wire in self.wiring.outputs:
                 wire.write(output[wire.positions])
         except InputError as error:
@@ -164,8 +167,10 @@ class Stepper:
             self._failed(error)
             return
         self._publish()
-        if surprise is not None:
-            self._surprised(surprise)
+        if self._publishers.surprise is not None:
+            surprise = self.memory.surprise(x)
+            if surprise is not None:
+                self._surprised(surprise)
         self._stepped(time.perf_counter() - began)
 
     def _gather(self, now: float) -> Values | None:
@@ -186,10 +191,6 @@ class Stepper:
                 self.counters.malformed += 1
                 self._warn("malformed", f"nothing is published: input {wire.name} ({wire.topic}) is too short, {error}")
                 return None
-        if not np.isfinite(x).all():
-            self.counters.not_finite += 1
-            self._warn("not finite", f"nothing is published: input element {int(np.flatnonzero(~np.isfinite(x))[0])} is not finite")
-            return None
         return x
 
     def _publish(self) -> None:
@@ -210,8 +211,9 @@ class Stepper:
             publisher.publish(String(data=piece))
 
     def _surprised(self, value: float) -> None:
-        if self._publishers.surprise is not None:
-            self._publishers.surprise.publish(Float32(data=value))
+        publisher = self._publishers.surprise
+        if publisher is not None and publisher.get_subscription_count():
+            publisher.publish(Float32(data=value))
 
     def _stepped(self, seconds: float) -> None:
         """A step was taken."""
@@ -220,7 +222,7 @@ class Stepper:
         if self.wiring.trigger is not None and self.wiring.rate and seconds * self.wiring.rate > 1:
             self.counters.missed += 1
         every = self._settings().ocean_every
-        if every and self.memory.stream.steps % every == 0:
+        if every and self.memory.stream.steps % every == 0 and self._publishers.ocean.get_subscription_count():
             self._publish_ocean()
 
     def _publish_ocean(self) -> None:
