@@ -54,6 +54,7 @@ class Entry:
         tokenizer = contract.tokenizer if contract.kind == "tokens" else None
         self._vocabulary = 0 if tokenizer is None else tokenizer.size
         self._scalar_token = bool(self._vocabulary) and self._single == ()
+        self._reference = tensor.reference
         self._low, self._high = _range(tensor)
         self._warned = np.zeros(len(tensor.elements), bool)
 
@@ -85,7 +86,7 @@ class Entry:
         return np.array(array, self._dtype)
 
     def _array(self, value: ArrayLike) -> Array:
-        """The value as an array whose dtype and shape will do."""
+        """The value as an array whose dtype and shape will do, less the references (in float64)."""
         try:
             array = np.asarray(value)
         except (ValueError, TypeError, OverflowError) as error:
@@ -99,7 +100,7 @@ class Entry:
                 f"input {self.name!r} has shape {show_shape(array.shape)}; "
                 f"a step takes {show_shape(self._single)}"
             )
-        return array
+        return array if self._reference is None else array - self._reference
 
     def _check_range(self, array: Array) -> None:
         if not array.size:
@@ -146,7 +147,7 @@ class Entry:
         outside = ((cast < self._low) | (cast > self._high)).reshape(-1, len(self._warned)).any(axis=0)
         for i in np.flatnonzero(outside & ~self._warned):
             element = self._tensor.elements[i]
-            value = cast.reshape(-1, len(self._warned))[:, i]
+            value = cast.reshape(-1, len(self._warned))[:, i] + element.reference
             _log.warning(
                 "input %r is outside the training data's range: %s was %g, and the model saw %g to %g",
                 self.name,
@@ -180,9 +181,9 @@ def faulty_rows(bad: Array, axis: int | None) -> Array | None:
 
 
 def _range(tensor: Tensor) -> tuple[Array | None, Array | None]:
-    """The training data's range along the last axis; both None where no element has one."""
+    """The training data's range along the last axis, less references; both None where no element has one."""
     if all(e.low is None and e.high is None for e in tensor.elements):
         return None, None
-    low = [-np.inf if e.low is None else e.low for e in tensor.elements]
-    high = [np.inf if e.high is None else e.high for e in tensor.elements]
+    low = [-np.inf if e.low is None else e.low - e.reference for e in tensor.elements]
+    high = [np.inf if e.high is None else e.high - e.reference for e in tensor.elements]
     return np.array(low), np.array(high)
