@@ -51,7 +51,12 @@ def label(item: Element) -> str:
 
 def number(cell: str) -> float:
     """A cell's number, NaN where it is missing; raises ValueError for anything else."""
-    return math.nan if cell.strip().lower() in MISSING else float(cell)
+    try:
+        return float(cell)
+    except ValueError:
+        if cell.strip().lower() in MISSING:
+            return math.nan
+        raise
 
 
 class Table:
