@@ -9,7 +9,6 @@ Axes: B batch, T steps of a window, M features, K outputs, E episodes, P pairs.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -143,7 +142,9 @@ def split(log: Log, validate_on: Sequence[str]) -> tuple[Episodes, Episodes]:
         first = int(pairs[0]) - last - spare
         training = Episodes(log.episodes, log.starts[:-1], np.array([first]))
         begin = log.starts[:-1] + first + spare
-        return _filled(training, log), _filled(Episodes((f"{log.episodes[0]} (end)",), begin, np.array([last])), log)
+        return _filled(training, log), _filled(
+            Episodes((f"{log.episodes[0]} (end)",), begin, np.array([last])), log
+        )
     return _filled(_pick(everything, ~chosen), log), _filled(_pick(everything, chosen), log)
 
 

@@ -105,6 +105,11 @@ class Observations:
         """Targets (..., K) at inputs (..., M), in their units -> what the Ocean Transformer should give."""
         return self.output_scaling.apply(y - x if self.target == "next" else self.relative_target(y))
 
+    def estimates(self, x: Array, outputs: Array) -> Array:
+        """What the model gave, (..., K), at inputs (..., M), in units and float64; not for classes."""
+        change = np.array(self.output_scaling.offset) + np.array(self.output_scaling.scale) * outputs
+        return change + (x if self.target == "next" else _references(self.outputs))
+
     def to_dict(self) -> dict[str, Any]:
         """JSON values; `from_dict` reads them back."""
         return asdict(self)
@@ -121,6 +126,13 @@ class Observations:
             rate_hz=values["rate_hz"],
             max_age_s=values["max_age_s"],
         )
+
+    @property
+    def unit(self) -> Array:
+        """(K,) how far each output varies in the training data: the scale on which its errors count."""
+        if self.target == "classes":
+            return np.ones(len(self.outputs))
+        return np.array((self.input_scaling if self.target == "next" else self.output_scaling).scale)
 
     def normalisation(self) -> dict[str, Any]:
         """For the contract: what the graph does to its input and output. Part of the `state_id`."""
@@ -186,6 +198,10 @@ class InUnits(nn.Module):
         """Observations (B, T, M) -> outputs (B, T, K) in units, and the wrapped model's state."""
         y, state = self.model(self.normalise(x), state, reset=reset, valid=valid)
         return self.denormalise(x, y), state
+
+
+Stepper = OceanTransformer | InUnits
+"""What can be exported: a module with `step`, `initial_ocean` and `config`."""
 
 
 def _references(elements: tuple[Element, ...]) -> Array:
