@@ -9,6 +9,7 @@ Axes: B batch, T steps of a window, M features, K outputs, E episodes, P pairs.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -112,15 +113,13 @@ def prepare(log: Log, validate_on: Sequence[str] = ()) -> Sensors:
     outputs, wanted = log.outputs, Scaling((), ())
     if log.target == "next":
         outputs = features
-        wanted = Scaling(
-            tuple(c.change_mean for c in columns), tuple(c.change_std or c.std or 1.0 for c in columns)
-        )
+        wanted = Scaling(tuple(c.change_mean for c in columns), tuple(map(_change_scale, columns)))
     elif log.target == "columns":
         outputs = tuple(c.element for c in columns[M:])
         wanted = Scaling(tuple(c.mean for c in columns[M:]), tuple(c.std or 1.0 for c in columns[M:]))
     observations = Observations(log.target, features, outputs, given, wanted, log.rate_hz, log.max_age_s)
     about = f"{log.sha256} {validation.names} {log.target}"
-    log = dataclasses.replace(log, sha256=_digest(about))
+    log = dataclasses.replace(log, sha256=hashlib.sha256(about.encode()).hexdigest())
     return Sensors(log, observations, columns, training, validation)
 
 
@@ -207,6 +206,15 @@ def side_by_side(episodes: Episodes, window: int) -> Iterator[tuple[Whole, NDArr
         yield places, steps < episodes.pairs[:, None]
 
 
+def heldout(data: Sensors, limit: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The first pairs of the validation split: (N, M) and (N, K) float64 in units, and (N,) where episodes begin."""
+    episodes = zip(data.validation.begin, data.validation.pairs, strict=True)
+    places = np.concatenate([np.arange(begin, begin + pairs) for begin, pairs in episodes])[:limit]
+    x, y = data.pairs(places)
+    reset = np.isin(places, data.validation.begin)
+    return torch.from_numpy(np.array(x)), torch.from_numpy(np.array(y)), torch.from_numpy(reset)
+
+
 def _describe(log: Log, training: Episodes) -> tuple[Column, ...]:
     """Statistics of each column over the training split, in two passes that hold a block at a time."""
     M = len(log.features)
@@ -235,7 +243,9 @@ def _describe(log: Log, training: Episodes) -> tuple[Column, ...]:
     reference = np.where(crowded, np.round(mean), 0.0)
     return tuple(
         Column(
-            element=dataclasses.replace(elements[i], reference=float(reference[i])),
+            element=dataclasses.replace(
+                elements[i], low=float(low[i]), high=float(high[i]), reference=float(reference[i])
+            ),
             low=float(low[i]),
             high=float(high[i]),
             mean=float(mean[i] - reference[i]),
@@ -246,6 +256,11 @@ def _describe(log: Log, training: Episodes) -> tuple[Column, ...]:
         )
         for i in range(C)
     )
+
+
+def _change_scale(column: Column) -> float:
+    """Where a column never changed within an episode, so small that the model's noise does not move it either."""
+    return column.change_std or 1e-3 * (column.std or abs(column.mean + column.element.reference) or 1.0)
 
 
 def _blocks(log: Log, episodes: Episodes, columns: int) -> Iterator[tuple[Array, Array | None]]:
@@ -272,9 +287,3 @@ def _filled(episodes: Episodes, log: Log) -> Episodes:
             "and to validate on another; give more data"
         )
     return filled
-
-
-def _digest(text: str) -> str:
-    import hashlib
-
-    return hashlib.sha256(text.encode()).hexdigest()

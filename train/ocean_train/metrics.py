@@ -15,14 +15,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from ocean_runtime.tables import label
-from torch import nn
 
+from ocean_train.baselines import Model
 from ocean_train.features import Sensors, side_by_side
-from ocean_train.model import OceanConfig, position_loss
+from ocean_train.model import position_loss
 from ocean_train.observations import Array
 from ocean_train.regimes import predict
-
-WINDOW = 256
 
 
 @dataclass(frozen=True)
@@ -104,9 +102,8 @@ class Classes:
         return "\n".join(lines)
 
 
-def evaluate(model: nn.Module, data: Sensors) -> Regression | Classes:
-    """Read the validation episodes side by side, each carried from its beginning to its end."""
-    assert isinstance(model.config, OceanConfig)
+def evaluate(model: Model, data: Sensors, window: int) -> Regression | Classes:
+    """Read the validation episodes side by side, `window` steps at once, each carried through to its end."""
     observations = data.observations
     names = tuple(label(item) for item in observations.outputs)
     loss, steps = 0.0, 0
@@ -114,7 +111,7 @@ def evaluate(model: nn.Module, data: Sensors) -> Regression | Classes:
     squares = np.zeros((3, len(names)))
     device = next(model.parameters()).device
     state = None
-    for places, valid in side_by_side(data.validation, WINDOW):
+    for places, valid in side_by_side(data.validation, window):
         inputs, targets = (tensor.to(device) for tensor in data.tensors(places))
         mask = torch.from_numpy(valid).to(device)
         outputs, state = predict(model, inputs, state, valid=mask)
