@@ -62,9 +62,10 @@ def run(module: str, *arguments: object) -> None:
 def main() -> int:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("--folder", type=Path, default=Path("runs/activity"))
-    p.add_argument("--steps", type=int, default=1000)
+    p.add_argument("--steps", type=int, default=800)
+    p.add_argument("--width", type=int, default=32)
     p.add_argument("--seeds", type=int, default=3)
-    p.add_argument("--batch", type=int, default=32)
+    p.add_argument("--batch", type=int, default=16)
     p.add_argument("--window", type=int, default=128)
     args = p.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
@@ -79,6 +80,7 @@ def main() -> int:
         for seed in range(args.seeds):
             out = args.folder / f"{model}-{seed}"
             sizes = ["--steps", args.steps, "--batch", args.batch, "--window", args.window, "--lr", 2e-3]
+            sizes += ["--width", args.width, "--eval-every", args.steps]
             run("ocean_train.cli", *asked, "--model", model, "--seed", seed, *sizes, "--out", out)
             last = json.loads((out / "checkpoint.json").read_text())["history"][-1]
             found.append((last["accuracy"], last["macro_f1"]))

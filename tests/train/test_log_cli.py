@@ -19,7 +19,17 @@ from ocean_train.features import prepare
 from ocean_train.logs import Request, read_log
 
 Run = Callable[..., subprocess.CompletedProcess[bytes]]
-SMALL = "--width 16 --layers 1 --heads 2 --steps 30 --batch 4 --window 16 --lr 5e-3 --eval-every 15".split()
+SIZES = {
+    "width": 16,
+    "layers": 1,
+    "heads": 2,
+    "steps": 30,
+    "batch": 4,
+    "window": 16,
+    "lr": 5e-3,
+    "eval-every": 15,
+}
+SMALL = [word for name, value in SIZES.items() for word in (f"--{name}", str(value))]
 
 
 def write_csv(path: Path, seconds: float = 12, episodes: int = 4) -> Path:
@@ -110,7 +120,7 @@ def test_the_same_bag_in_ocean_run_and_in_python_gives_the_same_numbers(
     logs = ["--log", *map(str, bags)]
     assert main([*logs, "--preview"]) == 0
     said = capsys.readouterr().out
-    assert "/imu  sensor_msgs/msg/Imu, 1,800 messages, about 100 Hz" in said and "position[1]" in said
+    assert "/imu  sensor_msgs/msg/Imu, 1,801 messages, about 100 Hz" in said and "position[1]" in said
     fields = ["/imu:angular_velocity.x [rad/s]", "/joint_states:position[1] [rad]"]
     asked = [*logs, "--features", *fields, "--rate", "20", "--max-age", "0.5"]
     assert main([*asked, "--preview"]) == 0
