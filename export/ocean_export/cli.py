@@ -50,9 +50,11 @@ def _export(source: Path, output: Path) -> int:
     import onnxscript  # noqa: F401  # torch needs it to export: if it is missing, say so before any work
     import torch
     from ocean_train import checkpoint
+    from ocean_train.observations import InUnits, Stepper
 
     from ocean_export.contract import attach, contract_of
     from ocean_export.graph import step_graph
+    from ocean_export.units import in_units
     from ocean_export.verify import make_trial, reference, verify
 
     saved = checkpoint.load(source)
@@ -61,12 +63,17 @@ def _export(source: Path, output: Path) -> int:
     model = saved.model()
     torch.set_num_threads(1)  # small steps: more threads wait for each other longer than they compute
     proto, trial = step_graph(model), make_trial(model)
+    stepper: Stepper = model
+    if saved.observations is not None:
+        proto = in_units(proto, saved.observations)
+        stepper = InUnits(model, saved.observations)
+        trial = make_trial(stepper, observations=saved.observations, recording=saved.heldout.numpy())
     contract = contract_of(saved, model)
     attach(proto, contract)
     with tempfile.TemporaryDirectory(prefix="ocean-export-") as folder:
         candidate = Path(folder) / "candidate.onnx"
         candidate.write_bytes(proto.SerializeToString())
-        parity = verify(OceanModel.load(candidate), trial, reference(model, trial))
+        parity = verify(OceanModel.load(candidate), trial, reference(stepper, trial))
     print(f"ocean-export: {parity}")
     if not parity.passed:
         print(

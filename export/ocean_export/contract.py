@@ -10,36 +10,33 @@ import torch
 from ocean_runtime import __version__
 from ocean_runtime.contract import BATCH, METADATA_KEY, Contract, State, Tensor, digest
 from ocean_train.checkpoint import Checkpoint
-from ocean_train.model import OceanTransformer
+from ocean_train.model import OceanConfig, OceanTransformer
+from ocean_train.observations import Observations
 
 from ocean_export.graph import INPUT, IR_VERSION, OCEAN, OCEAN_NEXT, OPSET, OUTPUT
 
 
-def state_id(model: OceanTransformer) -> str:
-    """Whose state fits: the digest of weights and configuration, whatever the precision of the file."""
+def state_id(model: OceanTransformer, observations: Observations | None = None) -> str:
+    """Whose state fits: the digest of weights, configuration and normalisation, whatever the file's precision."""
     weights = {name: w.detach().cpu().numpy() for name, w in model.state_dict().items()}
-    return digest(weights, model.config.to_dict())
+    normalisation = () if observations is None else (observations.normalisation(),)
+    return digest(weights, model.config.to_dict(), *normalisation)
 
 
 def contract_of(checkpoint: Checkpoint, model: OceanTransformer) -> Contract:
     """The contract of a checkpoint's step graph, without the parity figures that verification adds."""
-    config = model.config
-    entry = INPUT[config.kind]
+    config, observations = model.config, checkpoint.observations
+    given, wanted = _tensors(config, observations)
     return Contract(
         kind=config.kind,
-        inputs=(Tensor(entry, "int64", (BATCH,), meaning="token id"),),
-        outputs=(
-            Tensor(
-                OUTPUT[config.head],
-                "float32",
-                (BATCH, config.outputs),
-                meaning="unnormalised log-probability of each token",
-                predicts=entry if config.head == "tokens" else "",
-            ),
-        ),
+        inputs=(given,),
+        outputs=(wanted,),
         states=(State(OCEAN, OCEAN_NEXT, "float32", (BATCH, config.width)),),
-        state_id=state_id(model),
+        state_id=state_id(model, observations),
         tokenizer=checkpoint.tokenizer,
+        normalisation=observations.normalisation() if observations else None,
+        rate_hz=observations.rate_hz if observations else None,
+        max_age_s=observations.max_age_s if observations else None,
         sizes={
             "width": config.width,
             "layers": config.layers,
@@ -52,6 +49,36 @@ def contract_of(checkpoint: Checkpoint, model: OceanTransformer) -> Contract:
         opset=OPSET,
         ir_version=IR_VERSION,
         provenance=_provenance(checkpoint),
+    )
+
+
+MEANING = {
+    "next": "the next observation",
+    "columns": "estimate at this step",
+    "classes": "unnormalised log-probability of each class",
+}
+
+
+def _tensors(config: OceanConfig, observations: Observations | None) -> tuple[Tensor, Tensor]:
+    """The model's input and output."""
+    entry, output = INPUT[config.kind], OUTPUT[config.head]
+    shape = (BATCH, config.outputs)
+    if observations is None:
+        meaning = "unnormalised log-probability of each token"
+        return (
+            Tensor(entry, "int64", (BATCH,), meaning="token id"),
+            Tensor(output, "float32", shape, meaning=meaning, predicts=entry),
+        )
+    return (
+        Tensor(entry, "float32", (BATCH, config.inputs), "observation in its units", observations.inputs),
+        Tensor(
+            output,
+            "float32",
+            shape,
+            MEANING[observations.target],
+            observations.outputs,
+            entry if observations.target == "next" else "",
+        ),
     )
 
 

@@ -6,6 +6,7 @@ state, as it will be on the robot, so an error that grows with the steps has eve
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,11 +16,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from ocean_runtime.model import OceanModel
-from ocean_train.model import OceanTransformer
+from ocean_train.observations import Observations, Stepper
 
 Array = NDArray[Any]
 
 STEPS = 2000
+RECORDED_STEPS = 10_000
+"""Steps over a recording that is at least so long."""
 BATCHES = (1, 2, 7)
 """Streams that step together: alone, a pair, and an odd number that no vector width divides."""
 
@@ -83,6 +86,8 @@ class Trial:
     """(T, R) int64, or (T, R, M) float32."""
     ocean: Array
     """(R, D): where each row starts."""
+    unit: Array | float = 1.0
+    """(outputs,): errors of the output are measured in these; for quantities, their standard deviations."""
 
     @property
     def reset_at(self) -> int:
@@ -90,11 +95,27 @@ class Trial:
         return len(self.inputs) // 2
 
 
-def make_trial(model: OceanTransformer, steps: int = STEPS, seed: int = 0) -> Trial:
-    """A random non-zero ocean and random valid inputs, every token id among them."""
+def make_trial(
+    model: Stepper,
+    steps: int = STEPS,
+    seed: int = 0,
+    observations: Observations | None = None,
+    recording: Array | None = None,
+) -> Trial:
+    """A random non-zero ocean and random valid inputs, every token id among them.
+
+    Or, where there is a recording (N, M) in its units, that: each row begins elsewhere in it, and at its end
+    begins anew, for 10,000 steps where it has as many.
+    """
     config, rows = model.config, sum(BATCHES)
     random = np.random.default_rng(seed)
     inputs: Array
+    if observations is not None and recording is not None:
+        steps = max(steps, min(len(recording), RECORDED_STEPS))
+        places = np.arange(steps)[:, None] + np.arange(rows) * len(recording) // rows  # (T, R)
+        inputs = observations.relative(recording)[places % len(recording)].astype(np.float32)
+        ocean = random.standard_normal((rows, config.width)).astype(np.float32)
+        return Trial(inputs, ocean, observations.unit)
     if config.kind == "tokens":
         steps = max(steps, -(-config.inputs // rows))
         inputs = random.integers(config.inputs, size=(steps, rows))
@@ -109,7 +130,7 @@ Step = Mapping[str, tuple[Array, Array]]
 
 
 @torch.no_grad()
-def reference(model: OceanTransformer, trial: Trial) -> Iterator[Step]:
+def reference(model: Stepper, trial: Trial) -> Iterator[Step]:
     """The trained model's own closed loop, step by step, in float32 and in float64."""
     copies = {name: _copy(model, dtype) for name, dtype in REFERENCES.items()}
     oceans = {name: torch.from_numpy(trial.ocean).to(dtype) for name, dtype in REFERENCES.items()}
@@ -133,8 +154,9 @@ def verify(exported: OceanModel, trial: Trial, expected: Iterable[Step], precisi
     for t, (found, step) in enumerate(zip(closed_loop(exported, trial), expected, strict=True)):
         for name in REFERENCES:
             for tensor, got, wanted in zip(("output", "state"), found, step[name], strict=True):
-                delta[name, tensor][t] = np.abs(got.astype(np.float64) - wanted).max()
-                scale[name, tensor] = max(scale[name, tensor], float(np.abs(wanted).max()))
+                unit = trial.unit if tensor == "output" else 1.0
+                delta[name, tensor][t] = (np.abs(got.astype(np.float64) - wanted) / unit).max()
+                scale[name, tensor] = max(scale[name, tensor], float((np.abs(wanted) / unit).max()))
     errors = {
         name: {tensor: _largest(delta[name, tensor], scale[name, tensor]) for tensor in ("output", "state")}
         for name in REFERENCES
@@ -142,10 +164,8 @@ def verify(exported: OceanModel, trial: Trial, expected: Iterable[Step], precisi
     return Parity(len(trial.inputs), BATCHES, TOLERANCE[precision], errors)
 
 
-def _copy(model: OceanTransformer, dtype: torch.dtype) -> OceanTransformer:
-    copy = OceanTransformer(model.config)
-    copy.load_state_dict(model.state_dict())
-    return copy.to(dtype).eval()
+def _copy(model: Stepper, dtype: torch.dtype) -> Stepper:
+    return copy.deepcopy(model).to(dtype).eval()
 
 
 def closed_loop(model: OceanModel, trial: Trial) -> Iterator[tuple[Array, Array]]:

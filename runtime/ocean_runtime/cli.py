@@ -1,4 +1,4 @@
-"""ocean-run: run an exported model on text, from a file or a pipe, with a state that survives."""
+"""ocean-run: run an exported model on text or on rows of sensors, with a state that survives."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ocean_runtime import __version__
 from ocean_runtime.describe import describe
 from ocean_runtime.errors import OceanError
 from ocean_runtime.model import OceanModel
+from ocean_runtime.rows import MISSING_POLICIES, observation_of, read_source, step_rows, write_rows
 from ocean_runtime.snapshot import generations
 from ocean_runtime.stream import OceanStream
 from ocean_runtime.text import generate, read_text, tokenizer_of
@@ -45,11 +46,14 @@ def main(argv: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ocean-run",
-        description="Read text step by step with an exported model, or let it write; its state survives.",
+        description="Read text or rows of sensors step by step with an exported model; its state survives.",
     )
     parser.add_argument("model", help="the .onnx file that ocean-export made")
     parser.add_argument(
-        "text", nargs="?", default="-", help="a UTF-8 file, or - for standard input (the default)"
+        "text",
+        nargs="?",
+        default="-",
+        help="a UTF-8 file (of CSV, or a ROS 2 bag, for a model of sensors), or - for standard input (default)",
     )
     parser.add_argument(
         "--generate", metavar="N", type=_at_least(int, 0), help="after the text, write N tokens"
@@ -75,6 +79,13 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="load the model first in a process with bounded memory and time (see SECURITY.md)",
     )
+    parser.add_argument(
+        "--missing",
+        choices=MISSING_POLICIES,
+        default="hold",
+        help="a row's missing value: the last one in its place (default), or stop there",
+    )
+    parser.add_argument("--episode", metavar="COLUMN", help="of a CSV: start anew where this column changes")
     parser.add_argument("--info", action="store_true", help="say what the model is, and stop")
     parser.add_argument("--version", action="version", version=f"oceanstate {__version__}")
     return parser
@@ -93,14 +104,20 @@ def _at_least(kind: type[int] | type[float], least: float) -> Callable[[str], fl
 
 def _run(model: OceanModel, args: argparse.Namespace) -> int:
     stream = model.stream()
-    tokenizer_of(stream)
+    reads_text = model.contract.kind == "tokens"
+    (tokenizer_of if reads_text else observation_of)(stream)
     if args.state is not None and generations(args.state):
         stream.restore(args.state)
         print(f"ocean-run: going on from step {stream.steps:,} in {args.state}", file=sys.stderr)
     with _Stop() as stop:
         try:
-            _read(stream, args, stop)
-            _write(stream, args, stop)
+            if reads_text:
+                _read(stream, args, stop)
+                _write(stream, args, stop)
+            else:
+                rows = read_source(stream, args.text, lambda: _chunks(args.text, stop), args.episode)
+                results = step_rows(stream, rows, args.missing)
+                write_rows(stream, results, sys.stdout, lambda: stop.asked)
         finally:
             if args.state is not None:
                 stream.save(args.state)

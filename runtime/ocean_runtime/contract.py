@@ -54,6 +54,9 @@ class Element:
     """The least value in the training data, where known: one below it is taken, counted and warned of."""
     high: float | None = None
     """The largest value in the training data."""
+    reference: float = 0.0
+    """What the runtime subtracts from the caller's number, in float64, before the graph sees it (adds, for an
+    output): float32 has no room for the changes of a UTM coordinate or a Unix time."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,12 @@ class Tensor:
     def batch_axis(self) -> int | None:
         """The axis of independent streams, or None."""
         return self.shape.index(BATCH) if BATCH in self.shape else None
+
+    @property
+    def reference(self) -> NDArray[np.float64] | None:
+        """The elements' references along the last axis, (M,); None where all are zero."""
+        references = np.array([e.reference for e in self.elements], np.float64)
+        return references if references.any() else None
 
 
 @dataclass(frozen=True)
@@ -111,6 +120,8 @@ class Contract:
     normalisation: Mapping[str, Any] | None = None
     rate_hz: float | None = None
     """Steps a second in the training data, where it has a rate."""
+    max_age_s: float | None = None
+    """How long the last value of each source was held in the training data before the episode ended."""
     sizes: Mapping[str, int] = field(default_factory=dict)
     precision: str = "fp32"
     opset: int = 0
@@ -148,6 +159,8 @@ class Contract:
                     f"{show_shape(tensor.shape)}"
                 )
             _check_value(tensor.name, tensor.dtype, tensor.constant)
+            if not all(math.isfinite(e.reference) for e in tensor.elements):
+                raise ContractError(f"the contract gives {tensor.name!r} a reference that is not finite")
         for state in self.states:
             _check_tensor(state.input, state.dtype, state.shape)
             _check_value(state.input, state.dtype, state.initial)
@@ -245,6 +258,8 @@ _EXPECTED: dict[str, tuple[type, ...]] = {
     "initial": (int, float),
     "constant": (int, float, type(None)),
     "rate_hz": (int, float, type(None)),
+    "max_age_s": (int, float, type(None)),
+    "reference": (int, float),
     "unit": (str,),
     "low": (int, float, type(None)),
     "high": (int, float, type(None)),

@@ -64,4 +64,9 @@ def _show(value: Any) -> str:
 
 
 def _elements(elements: tuple[Element, ...]) -> list[str]:
-    return [f"    {i}  {e.name}" + (f" [{e.unit}]" if e.unit else "") for i, e in enumerate(elements)]
+    return [
+        f"    {i}  {e.name}"
+        + (f" [{e.unit}]" if e.unit else "")
+        + (f", less {e.reference:.17g}" if e.reference else "")
+        for i, e in enumerate(elements)
+    ]

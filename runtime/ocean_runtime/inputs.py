@@ -55,6 +55,7 @@ class Entry:
         self._tokens: Array | None = None
         if self._vocabulary and self._single == ():  # a view of this table is the quickest array of one token
             self._tokens = np.arange(self._vocabulary, dtype=self._dtype).reshape(-1, *self._shape)
+        self._reference = tensor.reference
         self._low, self._high = _range(tensor)
         self._warned = np.zeros(len(tensor.elements), bool)
 
@@ -87,7 +88,7 @@ class Entry:
         return np.array(array, self._dtype)
 
     def _array(self, value: ArrayLike) -> Array:
-        """The value as an array whose dtype and shape will do."""
+        """The value as an array whose dtype and shape will do, less the references (in float64)."""
         try:
             array = np.asarray(value)
         except (ValueError, TypeError, OverflowError) as error:
@@ -101,7 +102,7 @@ class Entry:
                 f"input {self.name!r} has shape {show_shape(array.shape)}; "
                 f"a step takes {show_shape(self._single)}"
             )
-        return array
+        return array if self._reference is None else array - self._reference
 
     def _check_range(self, array: Array) -> None:
         if not array.size:
@@ -149,14 +150,15 @@ class Entry:
         assert self._high is not None
         outside = ((cast < self._low) | (cast > self._high)).reshape(-1, len(self._warned)).any(axis=0)
         for i in np.flatnonzero(outside & ~self._warned):
-            value = cast.reshape(-1, len(self._warned))[:, i]
+            element = self._tensor.elements[i]
+            value = cast.reshape(-1, len(self._warned))[:, i] + element.reference
             _log.warning(
                 "input %r is outside the training data's range: %s was %g, and the model saw %g to %g",
                 self.name,
-                self._tensor.elements[i].name,
+                element.name,
                 value[np.argmax(np.abs(value))],
-                self._low[i],
-                self._high[i],
+                self._low[i] + element.reference,
+                self._high[i] + element.reference,
             )
         self._warned |= outside
 
@@ -183,9 +185,9 @@ def faulty_rows(bad: Array, axis: int | None) -> Array | None:
 
 
 def _range(tensor: Tensor) -> tuple[Array | None, Array | None]:
-    """The training data's range along the last axis; both None where no element has one."""
+    """The training data's range along the last axis, less references; both None where no element has one."""
     if all(e.low is None and e.high is None for e in tensor.elements):
         return None, None
-    low = [-np.inf if e.low is None else e.low for e in tensor.elements]
-    high = [np.inf if e.high is None else e.high for e in tensor.elements]
+    low = [-np.inf if e.low is None else e.low - e.reference for e in tensor.elements]
+    high = [np.inf if e.high is None else e.high - e.reference for e in tensor.elements]
     return np.array(low), np.array(high)

@@ -39,8 +39,10 @@ class Plan:
         self.model = model
         self.rows = 1 if batch is None else batch
         self.entries = {t.name: Entry(t, contract, batch) for t in contract.inputs if t.constant is None}
-        self.first_axis = contract.outputs[0].batch_axis
-        """The batch axis of the first output."""
+        self.first = contract.outputs[0].name
+        """The output that `step` gives."""
+        self.references = {t.name: t.reference for t in contract.outputs if t.reference is not None}
+        """By output, what is added to it, (K,)."""
         self._only = next(iter(self.entries.items())) if len(self.entries) == 1 else None
         self._constants: dict[str, Array] = {
             t.name: np.full(sized(t.shape, self.rows), t.constant, DTYPES[t.dtype])

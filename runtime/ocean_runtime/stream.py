@@ -110,7 +110,7 @@ class OceanStream:
         """
         now = self._now
         for name, prediction in now.predictions.items():
-            return np.array(self._unbatch(prediction, now.plan.axes[name]))
+            return np.array(self._in_units(now.plan, name, prediction))
         return None
 
     @property
@@ -133,13 +133,13 @@ class OceanStream:
         nothing has changed. Raises BusyError where another thread is stepping this stream.
         """
         plan, results = self._step(x)
-        return self._unbatch(results[0], plan.first_axis)
+        return self._in_units(plan, plan.first, results[0])
 
     def step_all(self, x: Inputs) -> dict[str, Array]:
         """As `step`, with all outputs by name."""
         plan, results = self._step(x)
         return {
-            t.name: self._unbatch(result, t.batch_axis)
+            t.name: self._in_units(plan, t.name, result)
             for t, result in zip(plan.model.contract.outputs, results, strict=False)  # the states follow
         }
 
@@ -149,7 +149,8 @@ class OceanStream:
         if not outputs:
             plan, first = self._now.plan, self.model.contract.outputs[0]
             empty: Array = np.zeros(sized(first.shape, plan.rows), DTYPES[first.dtype])
-            return np.zeros((0, *self._unbatch(empty, first.batch_axis).shape), empty.dtype)
+            one = self._in_units(plan, first.name, empty)
+            return np.zeros((0, *one.shape), one.dtype)
         return np.stack(outputs)
 
     def reset(self, rows: ArrayLike | None = None) -> None:
@@ -335,6 +336,11 @@ class OceanStream:
                 f"got {array.dtype} {show_shape(array.shape)}"
             ) from None
         return chosen
+
+    def _in_units(self, plan: Plan, name: str, result: Array) -> Array:
+        """An output as the caller gets it: its references added (it is float64 then), unbatched."""
+        reference = plan.references.get(name)
+        return self._unbatch(result if reference is None else result + reference, plan.axes[name])
 
     def _unbatch(self, array: Array, axis: int | None) -> Array:
         """Without the batch axis, where the stream has none: a view."""

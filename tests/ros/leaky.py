@@ -1,6 +1,6 @@
 """Small features models for the node's tests: a leaky integrator, so that each step's numbers are known.
 
-    oceanₜ = 0.9 oceanₜ₋₁ + x W        prediction = oceanₜ V
+oceanₜ = 0.9 oceanₜ₋₁ + x W        prediction = oceanₜ V
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from onnx import TensorProto, helper, numpy_helper
 DECAY = np.float32(0.9)
 
 
-def weights(features: int, outputs: int, width: int, seed: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def weights(
+    features: int, outputs: int, width: int, seed: int
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """W (M, D) and V (D, N)."""
     generator = np.random.default_rng(seed)
     return (
@@ -51,7 +53,10 @@ def leaky(
         helper.make_node("MatMul", ["ocean_next", "V"], ["answer"]),
     ]
     if work:
-        stored |= {"heavy": np.full((work, work), 1e-9, np.float32), "column": np.zeros((1, work), np.float32)}
+        stored |= {
+            "heavy": np.full((work, work), 1e-9, np.float32),
+            "column": np.zeros((1, work), np.float32),
+        }
         stored["zero"] = np.zeros((work, len(names)), np.float32)
         before = "column"
         for i in range(10):

@@ -53,7 +53,9 @@ def test_each_mistake_fails_configure_with_one_sentence(pair, folder: Path, tiny
     assert "is no message type" in refused(pair, input__input__type="Imu")
     told = refused(pair, input__input__type="std_msgs/msg/String")
     assert "input.input.fields" in told and "'angular_velocity'" in told
-    bad_fields = refused(pair, input__input__type="sensor_msgs/msg/Imu", input__input__fields=["angular_speed.x"])
+    bad_fields = refused(
+        pair, input__input__type="sensor_msgs/msg/Imu", input__input__fields=["angular_speed.x"]
+    )
     assert "has no field 'angular_speed'" in bad_fields
     told = refused(pair, input__input__fields=["linear_acceleration.x"])
     assert "but the model's elements are angular_velocity.x, angular_velocity.y" in told

@@ -24,11 +24,15 @@ class Batch(NamedTuple):
     """One training step's windows."""
 
     inputs: Tensor
-    """(B, T) int64."""
+    """(B, T) int64; of sensors (B, T, M)."""
     targets: Tensor
-    """(B, T) int64: each input's successor."""
+    """(B, T) int64: each input's successor; of sensors (B, T, K), or (B, T) int64 for classes."""
     carries: bool
     """Whether each row goes on where the previous step's row ended, so that its state is carried over."""
+    reset: Tensor | None = None
+    """(B, T) bool: where an episode begins, from a zero state."""
+    valid: Tensor | None = None
+    """(B, T) bool: False where a row is padded."""
 
 
 @dataclass(frozen=True)

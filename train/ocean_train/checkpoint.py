@@ -3,7 +3,8 @@
     checkpoint.json                        the pointer: everything but tensors, and which files hold those
     weights-<step>-<digest>.safetensors    the model's state_dict
     optimizer-<step>-<digest>.safetensors  the optimizer's, and the state carried between windows
-    heldout-<digest>.safetensors           `tokens` (N,) int64: validation data, for export to measure on
+    heldout-<digest>.safetensors           validation data, for export to measure on: `tokens` (N,) int64, or
+                                           `observations` (N, M), `targets` (N, K), `reset` (N,)
 
 Tensor files are written first, each under a name that its content decides, so that no file in use is ever
 written to. Then checkpoint.json is replaced in one rename: before it the old checkpoint is the valid one,
@@ -35,6 +36,7 @@ from safetensors.torch import save as bytes_of_tensors
 from torch import Tensor
 
 from ocean_train.model import OceanConfig, OceanTransformer
+from ocean_train.observations import Observations
 
 FORMAT = 1
 POINTER = "checkpoint.json"
@@ -83,8 +85,9 @@ class Checkpoint:
     optimizer: Mapping[str, Tensor]
     """`<slot>.<parameter>` for each tensor of the optimizer; with streams `carried` too, the state (B, D)."""
     heldout: Tensor
-    """Validation token ids in order, (N,) int64, N at most HELDOUT_STEPS."""
-    tokenizer: Tokenizer
+    """Validation data in order, N at most HELDOUT_STEPS: token ids (N,) int64, or observations (N, M) float64."""
+    tokenizer: Tokenizer | None
+    """Of a model of tokens."""
     step: int
     """Training steps done, skipped ones included."""
     seed: int
@@ -101,6 +104,12 @@ class Checkpoint:
     skipped: int = 0
     """Steps whose gradient was not finite, so that the weights stayed as they were."""
     model_kind: str = "ocean"
+    observations: Observations | None = None
+    """Of a model of features: what its numbers mean."""
+    heldout_targets: Tensor | None = None
+    """Of a model of features: (N, K) float64, for classes their numbers (N, 1)."""
+    heldout_reset: Tensor | None = None
+    """Of a model of features: (N,) bool, where an episode begins."""
     versions: Mapping[str, str] = field(default_factory=_versions)
     git_commit: str | None = field(default_factory=_git_commit)
     """Commit of the checkout this ran from, `-dirty` where it had changes; None outside one."""
@@ -138,7 +147,7 @@ def save(folder: Path | str, checkpoint: Checkpoint) -> None:
     files = {
         "weights": _write_tensors(folder, f"weights-{checkpoint.step}", checkpoint.weights),
         "optimizer": _write_tensors(folder, f"optimizer-{checkpoint.step}", checkpoint.optimizer),
-        "heldout": _write_tensors(folder, "heldout", {"tokens": checkpoint.heldout}),
+        "heldout": _write_tensors(folder, "heldout", _heldout_tensors(checkpoint)),
     }
     values = {
         "format": FORMAT,
@@ -150,7 +159,8 @@ def save(folder: Path | str, checkpoint: Checkpoint) -> None:
         "skipped": checkpoint.skipped,
         "validation_loss": checkpoint.validation_loss,
         "data": dict(checkpoint.data),
-        "tokenizer": checkpoint.tokenizer.to_dict(),
+        "tokenizer": checkpoint.tokenizer.to_dict() if checkpoint.tokenizer else None,
+        "observations": checkpoint.observations.to_dict() if checkpoint.observations else None,
         "history": [dict(entry) for entry in checkpoint.history],
         "versions": dict(checkpoint.versions),
         "git_commit": checkpoint.git_commit,
@@ -179,18 +189,23 @@ def load(folder: Path | str) -> Checkpoint:
     try:
         files = {part: _file_entry(values["files"][part], part) for part in _PARTS}
         tensors = {part: _read_tensors(folder, *files[part]) for part in _PARTS}
-        config, tokenizer = OceanConfig(**values["model"]["config"]), Tokenizer.from_dict(values["tokenizer"])
-        if config.inputs != tokenizer.size:
-            raise CheckpointError(
-                f"the model takes {config.inputs} tokens and the tokenizer has {tokenizer.size}; "
-                "the checkpoint is damaged"
-            )
+        config = OceanConfig(**values["model"]["config"])
+        tokenizer, observations = None, None
+        if config.kind == "tokens":
+            tokenizer = Tokenizer.from_dict(values["tokenizer"])
+        else:
+            observations = Observations.from_dict(values["observations"])
+        _check_fit(config, tokenizer, observations)
+        heldout = tensors["heldout"]
         return Checkpoint(
             config=config,
             weights=tensors["weights"],
             optimizer=tensors["optimizer"],
-            heldout=_heldout(tensors["heldout"]),
+            heldout=_heldout(heldout, config),
             tokenizer=tokenizer,
+            observations=observations,
+            heldout_targets=heldout.get("targets"),
+            heldout_reset=heldout.get("reset"),
             step=_whole(values["step"], "step"),
             seed=_whole(values["seed"], "seed"),
             regime=str(values["regime"]),
@@ -274,11 +289,43 @@ def _read_tensors(folder: Path, name: str, digest: str, size: int) -> dict[str, 
         raise CheckpointError(f"{path} is no safetensors file: {error}") from None
 
 
-def _heldout(tensors: Mapping[str, Tensor]) -> Tensor:
-    tokens = tensors["tokens"]
-    if tokens.dtype != torch.int64 or tokens.dim() != 1 or len(tokens) > HELDOUT_STEPS:
-        raise CheckpointError(f"the held-out tokens are {tokens.dtype} {tuple(tokens.shape)}, not (N,) int64")
-    return tokens
+def _heldout_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    if checkpoint.heldout_targets is None or checkpoint.heldout_reset is None:
+        return {"tokens": checkpoint.heldout}
+    return {
+        "observations": checkpoint.heldout,
+        "targets": checkpoint.heldout_targets,
+        "reset": checkpoint.heldout_reset,
+    }
+
+
+def _heldout(tensors: Mapping[str, Tensor], config: OceanConfig) -> Tensor:
+    if config.kind == "tokens":
+        tokens = tensors["tokens"]
+        if tokens.dtype != torch.int64 or tokens.dim() != 1 or len(tokens) > HELDOUT_STEPS:
+            raise CheckpointError(
+                f"the held-out tokens are {tokens.dtype} {tuple(tokens.shape)}, not (N,) int64"
+            )
+        return tokens
+    x, y, reset = tensors["observations"], tensors["targets"], tensors["reset"]
+    fits = x.dtype == y.dtype == torch.float64 and reset.dtype == torch.bool and x.dim() == y.dim() == 2
+    if not fits or x.shape[1] != config.inputs or not len(x) == len(y) == len(reset) <= HELDOUT_STEPS:
+        raise CheckpointError("the held-out observations do not fit the model; the checkpoint is damaged")
+    return x
+
+
+def _check_fit(config: OceanConfig, tokenizer: Tokenizer | None, observations: Observations | None) -> None:
+    if tokenizer is not None and config.inputs != tokenizer.size:
+        raise CheckpointError(
+            f"the model takes {config.inputs} tokens and the tokenizer has {tokenizer.size}; "
+            "the checkpoint is damaged"
+        )
+    if observations is not None and (config.inputs, config.outputs, config.head) != (
+        len(observations.inputs),
+        len(observations.outputs),
+        observations.head,
+    ):
+        raise CheckpointError("the observations do not fit the model's sizes; the checkpoint is damaged")
 
 
 def _whole(value: Any, name: str) -> int:

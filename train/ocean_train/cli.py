@@ -1,4 +1,4 @@
-"""`ocean-train`: train an Ocean Transformer on text into a checkpoint folder."""
+"""`ocean-train`: train an Ocean Transformer on text or on logs of sensors into a checkpoint folder."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ocean_train.batches import Data
     from ocean_train.checkpoint import Checkpoint
+    from ocean_train.features import Sensors
+    from ocean_train.logs import Request
     from ocean_train.loop import Settings
 
 NEEDED = {"torch": "PyTorch", "tqdm": "tqdm", "matplotlib": "matplotlib"}
@@ -41,7 +43,8 @@ def parser() -> argparse.ArgumentParser:
     """The command line of ocean-train."""
     p = argparse.ArgumentParser(
         prog="ocean-train",
-        description="Train an Ocean Transformer on text. The same command again goes on where it stopped.",
+        description="Train an Ocean Transformer on text or on logs of sensors. The same command again goes on "
+        "where it stopped.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     data = p.add_argument_group("text")
@@ -58,6 +61,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="N",
         help=f"at most N tokens, the most frequent; {DEFAULT_VOCABULARY} for words, all characters",
     )
+    _add_log_arguments(p.add_argument_group("log of sensors, instead of a text"))
     model = p.add_argument_group("model")
     model.add_argument(
         "--model",
@@ -91,8 +95,8 @@ def parser() -> argparse.ArgumentParser:
     training.add_argument(
         "--feed",
         choices=("windows", "streams"),
-        default="windows",
-        help="windows at random places, from a zero state; or contiguous streams whose state is carried on",
+        help="windows at random places, from a zero state (used for text); or contiguous streams whose state is "
+        "carried on (used for logs)",
     )
     training.add_argument(
         "--shuffle", action="store_true", help="read in random order, as --feed windows does anyway"
@@ -108,12 +112,56 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
+def _add_log_arguments(log: argparse._ArgumentGroup) -> None:
+    log.add_argument(
+        "--log", type=Path, nargs="+", metavar="FILE", help="CSV, .npz or ROS 2 bags; each begins an episode"
+    )
+    log.add_argument("--preview", action="store_true", help="say what is in the log, and stop")
+    log.add_argument(
+        "--features",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="columns to read, with all that are numbers if not given; of a bag, fields: /imu:angular_velocity.x",
+    )
+    log.add_argument(
+        "--targets", nargs="+", default=[], metavar="NAME", help="columns to estimate; else the next row"
+    )
+    log.add_argument("--classes", metavar="NAME", help="the column of the class to tell at each step")
+    log.add_argument("--episode", metavar="NAME", help="the column that says whose a row is")
+    log.add_argument(
+        "--time", metavar="NAME", help="the column of the time, in s or in its unit [ms], [us], [ns]"
+    )
+    log.add_argument("--rate", type=float, metavar="HZ", help="of a bag: steps a second")
+    log.add_argument(
+        "--max-age",
+        type=float,
+        default=1.0,
+        metavar="S",
+        help="hold a value so long; a longer gap ends the episode",
+    )
+    log.add_argument(
+        "--validate-on",
+        nargs="+",
+        default=[],
+        metavar="PATTERN",
+        help="names of the episodes to validate on, such as 's3*'; the last tenth if not given",
+    )
+
+
 def _run(args: argparse.Namespace, received: list[int]) -> int:
+    if args.preview:
+        from ocean_train.preview import preview
+
+        for line in preview(_request(args), args.validate_on):
+            print(line)
+        return 0
     import torch
 
-    from ocean_train import parallel
+    from ocean_train import features, parallel
     from ocean_train.batches import prepare
     from ocean_train.corpora import load_corpus
+    from ocean_train.logs import read_log
     from ocean_train.loop import Settings, train
 
     if args.feed == "streams" and args.shuffle:
@@ -121,12 +169,17 @@ def _run(args: argparse.Namespace, received: list[int]) -> int:
     for name in ("threads", "eval_every", "save_every"):
         if getattr(args, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(args, name)}")
+    args.feed = args.feed or ("streams" if args.log else "windows")
     if args.vocabulary is None and args.tokenizer == "word":
         args.vocabulary = DEFAULT_VOCABULARY
     settings = Settings(**{name: getattr(args, name) for name in Settings.__dataclass_fields__})
     torch.set_num_threads(args.threads)
-    corpus = load_corpus(args.corpus, args.text)
-    data = prepare(corpus, settings.tokenizer, settings.vocabulary, settings.batch, settings.window)
+    data: Data | Sensors
+    if args.log:
+        data = features.prepare(read_log(_request(args)), args.validate_on)
+    else:
+        corpus = load_corpus(args.corpus, args.text)
+        data = prepare(corpus, settings.tokenizer, settings.vocabulary, settings.batch, settings.window)
     device = parallel.start()
     try:
         leads = parallel.leads()
@@ -152,34 +205,77 @@ def _run(args: argparse.Namespace, received: list[int]) -> int:
         say(f"stopped at step {checkpoint.step} of {settings.steps}; the same command goes on from there")
         return 128 + (received[0] if received else signal.SIGTERM)  # another process may have received it
     if leads:
-        _show(checkpoint, args.out)
+        _show(checkpoint, data, args.out)
     return 0
 
 
-def _describe(settings: Settings, data: Data) -> str:
-    train, validation = len(data.training), len(data.validation)
+def _request(args: argparse.Namespace) -> Request:
+    """What the arguments say of a log."""
+    from ocean_train.logs import Request
+
+    if not args.log:
+        raise ValueError("--preview looks at a log: give --log FILE")
+    if args.text or args.corpus:
+        raise ValueError("a model reads text or a log of sensors: give --log, or --text and --corpus")
+    return Request(
+        tuple(args.log),
+        tuple(args.features),
+        tuple(args.targets),
+        args.classes,
+        args.episode,
+        args.time,
+        args.rate,
+        args.max_age,
+    )
+
+
+def _describe(settings: Settings, data: Data | Sensors) -> str:
+    from ocean_train.batches import Data
+
+    if isinstance(data, Data):
+        train, validation = len(data.training), len(data.validation)
+        line = (
+            f"text   {data.name}: {train:,} tokens to train on, {validation:,} to validate; "
+            f"{data.tokenizer.size} different ({settings.tokenizer})"
+        )
+    else:
+        train, validation = int(data.training.pairs.sum()), int(data.validation.pairs.sum())
+        line = (
+            f"log    {data.name}: {train:,} steps of {len(data.training.names)} episodes to train on, "
+            f"{validation:,} of {len(data.validation.names)} to validate; {len(data.log.features)} features, "
+            f"target: {data.log.target}"
+        )
     return (
-        f"text   {data.name}: {train:,} tokens to train on, {validation:,} to validate; "
-        f"{data.tokenizer.size} different ({settings.tokenizer})\n"
+        f"{line}\n"
         f"model  {settings.model}, width {settings.width}, {settings.layers} layers, {settings.heads} heads; "
         f"regime {settings.regime}, {settings.feed} of {settings.window} steps, {settings.batch} side by side"
     )
 
 
-def _show(checkpoint: Checkpoint, out: Path) -> None:
-    """Draw the curves, print what was reached and a sample."""
+def _show(checkpoint: Checkpoint, data: Data | Sensors, out: Path) -> None:
+    """Draw the curves, print what was reached, and a sample of text or errors in the units of the sensors."""
+    from ocean_train.batches import Data
     from ocean_train.loop import Settings, build
+    from ocean_train.metrics import evaluate
     from ocean_train.report import nats, plot, sample
 
-    tokenizer = checkpoint.tokenizer
-    plot(checkpoint.history, out / "curves.png", f"{checkpoint.data['name']}, {checkpoint.regime}")
+    settings = Settings(**checkpoint.settings)
+    unit = "nats a token"
+    if not isinstance(data, Data):
+        unit = "nats a step" if data.log.target == "classes" else "in the target's variance"
+    plot(checkpoint.history, out / "curves.png", f"{checkpoint.data['name']}, {checkpoint.regime}", unit)
     skipped = f", {checkpoint.skipped} of them skipped" if checkpoint.skipped else ""
     print(
-        f"done   validation loss {nats(checkpoint.validation_loss)} nats a token "
+        f"done   validation loss {nats(checkpoint.validation_loss)} ({unit}) "
         f"after {checkpoint.step} steps{skipped}; {out}/checkpoint.json, {out}/curves.png"
     )
-    model = build(Settings(**checkpoint.settings), tokenizer)
+    reads = data.tokenizer if isinstance(data, Data) else data.observations
+    model = build(settings, reads)
     model.load_state_dict(dict(checkpoint.weights))
+    if not isinstance(data, Data):
+        print(evaluate(model, data, settings.window))
+        return
+    tokenizer = data.tokenizer
     text = sample(
         model,
         tokenizer,

@@ -23,12 +23,15 @@ from ocean_runtime.tokenizer import Tokenizer
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from ocean_train import baselines, parallel
+from ocean_train import baselines, features, parallel
 from ocean_train import checkpoint as checkpoints
 from ocean_train.baselines import Model
 from ocean_train.batches import Batch, Data, streams, windows
 from ocean_train.checkpoint import Checkpoint, CheckpointError
+from ocean_train.features import Sensors
+from ocean_train.metrics import evaluate
 from ocean_train.model import OceanConfig
+from ocean_train.observations import Observations
 from ocean_train.regimes import backward, check_options
 from ocean_train.report import nats, stream_loss, window_loss
 
@@ -87,7 +90,7 @@ class DivergedError(ArithmeticError):
 
 def train(
     settings: Settings,
-    data: Data,
+    data: Data | Sensors,
     out: Path,
     *,
     eval_every: int,
@@ -100,7 +103,7 @@ def train(
 
     Raises CheckpointError where `out` holds another run, DivergedError after 100 skipped steps on end.
     """
-    model = build(settings, data.tokenizer).to(device)
+    model = build(settings, data.tokenizer if isinstance(data, Data) else data.observations).to(device)
     shared = parallel.shared(model)
     optimizer = make_optimizer(model)
     last = resume(out, settings, data, model, optimizer)
@@ -120,15 +123,14 @@ def train(
             config=model.config,
             weights=model.state_dict(),
             optimizer=tensors,
-            heldout=data.validation[: checkpoints.HELDOUT_STEPS].clone(),
-            tokenizer=data.tokenizer,
+            **_of_data(data),
             step=step,
             seed=settings.seed,
             regime=settings.regime,
             settings=asdict(settings),
             data={"name": data.name, "sha256": data.sha256},
             history=tuple(history),
-            validation_loss=history[-1]["window_loss"] if history else None,
+            validation_loss=_validation_loss(history[-1]) if history else None,
             skipped=skipped,
             model_kind=settings.model,
         )
@@ -136,7 +138,7 @@ def train(
             checkpoints.save(out, now)
         return now
 
-    batch_at = feed(settings, data.training)
+    batch_at = feed(settings, data.training if isinstance(data, Data) else data)
     losses: list[float] = []  # since the last measurement
     in_a_row = 0
     bar = tqdm(
@@ -178,24 +180,28 @@ def train(
     return save()
 
 
-def build(settings: Settings, tokenizer: Tokenizer) -> Model:
-    """The model that the settings ask for, with its first weights."""
-    config = OceanConfig(
-        inputs=tokenizer.size,
-        outputs=tokenizer.size,
-        width=settings.width,
-        layers=settings.layers,
-        heads=settings.heads,
-    )
+def build(settings: Settings, reads: Tokenizer | Observations) -> Model:
+    """The model that the settings ask for, for what it reads, with its first weights."""
+    sizes = settings.width, settings.layers, settings.heads
+    if isinstance(reads, Tokenizer):
+        config = OceanConfig(reads.size, reads.size, *sizes)
+    else:
+        inputs, outputs = len(reads.inputs), len(reads.outputs)
+        config = OceanConfig(inputs, outputs, *sizes, kind="features", head=reads.head)
     return baselines.build(settings.model, config, settings.window, settings.seed)
 
 
-def feed(settings: Settings, tokens: Tensor) -> Callable[[int], Batch]:
-    """How the settings want (N,) tokens to be read: step -> Batch."""
+def feed(settings: Settings, training: Tensor | Sensors) -> Callable[[int], Batch]:
+    """How the settings want (N,) tokens, or a log's training episodes, to be read: step -> Batch."""
+    shape = settings.batch, settings.window
     if settings.feed == "windows":
-        return windows(tokens, settings.batch, settings.window, settings.seed)
+        if isinstance(training, Sensors):
+            return features.windows(training, *shape, settings.seed)
+        return windows(training, *shape, settings.seed)
     if settings.feed == "streams":
-        return streams(tokens, settings.batch, settings.window)
+        if isinstance(training, Sensors):
+            return features.streams(training, *shape, settings.seed)
+        return streams(training, *shape)
     raise ValueError(f"unknown feed {settings.feed!r}; choose windows or streams")
 
 
@@ -206,10 +212,13 @@ def gradient(
     model.zero_grad(set_to_none=True)
     state = state if batch.carries else None
     device = next(model.parameters()).device
-    inputs, targets = (parallel.own_rows(rows).to(device) for rows in (batch.inputs, batch.targets))
-    loss, state = backward(
-        model, settings.regime, inputs, targets, state, truncate=settings.truncate, sweeps=settings.sweeps
+    inputs, targets, reset, valid = (
+        None if rows is None else parallel.own_rows(rows).to(device)
+        for rows in (batch.inputs, batch.targets, batch.reset, batch.valid)
     )
+    assert inputs is not None and targets is not None
+    options = {"truncate": settings.truncate, "sweeps": settings.sweeps}
+    loss, state = backward(model, settings.regime, inputs, targets, state, reset, valid, **options)
     return loss, state if settings.feed == "streams" else None
 
 
@@ -266,7 +275,7 @@ def restore_optimizer(
 
 
 def resume(
-    out: Path, settings: Settings, data: Data, model: nn.Module, optimizer: torch.optim.Optimizer
+    out: Path, settings: Settings, data: Data | Sensors, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> Checkpoint | None:
     """Load the run in `out` into model and optimizer, if there is one; refuses another run's checkpoint."""
     if not checkpoints.exists(out):
@@ -280,8 +289,8 @@ def resume(
             )
     if found.data.get("sha256") != data.sha256:
         raise CheckpointError(
-            f"{out} holds a run on another text ({found.data.get('name')}, or another version of it); "
-            "give the same text to go on with it, or another --out"
+            f"{out} holds a run on other data ({found.data.get('name')}, or another version of it); "
+            "give the same data to go on with it, or another --out"
         )
     try:
         model.load_state_dict(dict(found.weights))
@@ -291,8 +300,18 @@ def resume(
     return found
 
 
-def measure(model: Model, settings: Settings, data: Data, step: int, losses: list[float]) -> dict[str, Any]:
+def measure(
+    model: Model, settings: Settings, data: Data | Sensors, step: int, losses: list[float]
+) -> dict[str, Any]:
     """One entry of the history."""
+    if isinstance(data, Sensors):
+        found = evaluate(model, data, settings.window)
+        return {
+            "step": step,
+            "train_loss": sum(losses) / len(losses) if losses else None,
+            "stream_loss": _finite(found.loss),
+            **{name: _finite(value) for name, value in found.entry().items()},
+        }
     validation = data.validation.to(next(model.parameters()).device)
     return {
         "step": step,
@@ -304,10 +323,36 @@ def measure(model: Model, settings: Settings, data: Data, step: int, losses: lis
 
 def describe(entry: Mapping[str, Any]) -> str:
     """One line on one entry of the history."""
+    if "window_loss" not in entry:
+        others = ", ".join(
+            f"{name.replace('_', ' ')} {nats(value)}"
+            for name, value in entry.items()
+            if name not in ("step", "train_loss", "stream_loss")
+        )
+        return (
+            f"step {entry['step']:>6}   train {nats(entry['train_loss'])}   "
+            f"validation {nats(entry['stream_loss'])}, {others} over carried episodes"
+        )
     return (
         f"step {entry['step']:>6}   train {nats(entry['train_loss'])}   "
         f"validation {nats(entry['window_loss'])} in windows, {nats(entry['stream_loss'])} as one stream"
     )
+
+
+def _of_data(data: Data | Sensors) -> dict[str, Any]:
+    """What a checkpoint keeps of the data."""
+    limit = checkpoints.HELDOUT_STEPS
+    if isinstance(data, Data):
+        return {"heldout": data.validation[:limit].clone(), "tokenizer": data.tokenizer}
+    x, y, reset = features.heldout(data, limit)
+    kept = {"heldout": x, "heldout_targets": y, "heldout_reset": reset}
+    return {**kept, "tokenizer": None, "observations": data.observations}
+
+
+def _validation_loss(entry: Mapping[str, Any]) -> float | None:
+    """Over windows of a text, over carried episodes of a log."""
+    loss: float | None = entry.get("window_loss", entry["stream_loss"])
+    return loss
 
 
 def _finite(loss: float) -> float | None:

@@ -77,7 +77,9 @@ def nats(loss: float | None) -> str:
     return "not finite" if loss is None else f"{loss:.3f}"
 
 
-def plot(history: Iterable[Mapping[str, float | None]], path: Path, title: str) -> None:
+def plot(
+    history: Iterable[Mapping[str, float | None]], path: Path, title: str, unit: str = "nats a token"
+) -> None:
     """Draw the losses against the steps into a PNG."""
     from matplotlib.figure import Figure  # a Figure of its own draws with Agg: no display needed
 
@@ -87,11 +89,11 @@ def plot(history: Iterable[Mapping[str, float | None]], path: Path, title: str) 
     for key, label in (
         ("train_loss", "training"),
         ("window_loss", "validation, windows"),
-        ("stream_loss", "validation, one carried stream"),
+        ("stream_loss", "validation, state carried"),
     ):
         points = [(entry["step"], entry[key]) for entry in entries if entry.get(key) is not None]
         axes.plot(*zip(*points, strict=True), marker=".", label=label) if points else None
-    axes.set(xlabel="step", ylabel="loss (nats a token)", title=title)
+    axes.set(xlabel="step", ylabel=f"loss ({unit})", title=title)
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=120)

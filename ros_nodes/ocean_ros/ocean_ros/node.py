@@ -114,7 +114,9 @@ class OceanNode(LifecycleNode):
         try:
             self.settings = self._read_settings()
             if not self.settings.model_path:
-                raise ParameterError("parameter model_path is empty; name the .onnx file that ocean-export made")
+                raise ParameterError(
+                    "parameter model_path is empty; name the .onnx file that ocean-export made"
+                )
             try:
                 model = OceanModel.load(self.settings.model_path)  # its warm-up is a stream of its own
             except OceanError as error:
@@ -259,7 +261,9 @@ class OceanNode(LifecycleNode):
         names = getattr(self.settings, f"{kind}s")
         for name in names:
             if not re.fullmatch(r"[A-Za-z]\w*", name) or names.count(name) > 1:
-                raise ParameterError(f"parameter {kind}s names {name!r}; use letters and digits, each name once")
+                raise ParameterError(
+                    f"parameter {kind}s names {name!r}; use letters and digits, each name once"
+                )
             problems = parameters.declare(self, table, f"{kind}.{name}.")
             self._problems |= problems
             for reason in problems.values():
@@ -311,7 +315,9 @@ class OceanNode(LifecycleNode):
     def _disconnect(self) -> None:
         """Undo _connect."""
         if self.saver is not None and not self.saver.close(SAVE_TIMEOUT):
-            self.get_logger().error(f"the disk under {self.saver.path} does not answer; its last save is lost")
+            self.get_logger().error(
+                f"the disk under {self.saver.path} does not answer; its last save is lost"
+            )
         self.saver = self.stepper = None
         services = [undo for undo in self._made if getattr(undo, "func", None) == self.destroy_service]
         for undo in self._made:
@@ -352,7 +358,11 @@ class OceanNode(LifecycleNode):
             message, info = given if len(given) == 2 else (given[0], {})
             if isinstance(message, tuple):
                 message, info = message
-            if self.label == "active" and self.stepper is not None and self.stepper.take(item.name, message, info):
+            if (
+                self.label == "active"
+                and self.stepper is not None
+                and self.stepper.take(item.name, message, info)
+            ):
                 self._work.reset()
 
         positional = inspect.Parameter.POSITIONAL_ONLY
@@ -368,7 +378,9 @@ class OceanNode(LifecycleNode):
         assert self.stepper is not None
         self.stepper.counters.jumps += 1
         self.stepper.begin()
-        self.stepper.apply(self.settings.on_clock_jump, f"ROS time jumped by {jump.delta.nanoseconds * 1e-9:.1f} s")
+        self.stepper.apply(
+            self.settings.on_clock_jump, f"ROS time jumped by {jump.delta.nanoseconds * 1e-9:.1f} s"
+        )
 
     def _on_unfit(self, name: str, event: Any) -> None:
         self.unfit.add(name)  # the next diagnostics say so: by then the publisher's name is known

@@ -1,0 +1,112 @@
+"""Which shoulder exercise is being done, told at each step from a wrist's inertial sensors; people never seen.
+
+The recordings are those that the package seglearn ships: ten people, seven exercises, two arms, 50 Hz
+(Burns et al., https://arxiv.org/abs/1802.01489). Its file is a pickle, so its own loader reads it, once, after
+its digest was checked, and what it gives is written as .npz without pickle: nothing else here unpickles.
+
+    pip install --no-deps seglearn==1.2.5        its loader needs NumPy alone
+    python examples/activity.py                  convert, preview, train three seeds and a GRU, export, run
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+SHA256 = "eb122f23cdf06ef6bd6c6c5312958ec5cf9d038e2e6d457b8081662c75a42537"
+UNSEEN = ("person08", "person09", "person10")
+CHANNELS = ("ax [g]", "ay [g]", "az [g]", "wx", "wy", "wz")
+"""The package states no units; the acceleration's mean length of 1.1 says g."""
+
+
+def convert(path: Path) -> None:
+    """Write the recordings as one row a step: six channels, the activity, and whose recording it is."""
+    package = importlib.util.find_spec("seglearn")
+    if package is None or package.origin is None:
+        sys.exit("the recordings need seglearn: pip install --no-deps seglearn==1.2.5")
+    folder = Path(package.origin).parent
+    digest = hashlib.sha256((folder / "data" / "watch_dataset.npy").read_bytes()).hexdigest()
+    if digest != SHA256:  # a pickle can run any code: only the known one is loaded
+        sys.exit(f"the recordings are not those of seglearn 1.2.5 (SHA-256 {digest}); install that version")
+    # The loader's module by itself: the package around it imports pandas and scikit-learn.
+    spec = importlib.util.spec_from_file_location("seglearn_datasets", folder / "datasets.py")
+    assert spec is not None and spec.loader is not None
+    loader = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loader)
+    data = loader.load_watch()
+    lengths = [len(x) for x in data["X"]]
+    names = [
+        f"person{person:02}/{data['y_labels'][y]}-{'right' if side else 'left'}"
+        for person, y, side in zip(data["subject"], data["y"], data["side"], strict=True)
+    ]
+    columns = dict(zip(CHANNELS, np.concatenate(data["X"]).T, strict=True))
+    activity = np.repeat([data["y_labels"][y] for y in data["y"]], lengths)
+    np.savez_compressed(path, **columns, activity=activity, recording=np.repeat(names, lengths))
+
+
+def run(module: str, *arguments: object) -> None:
+    """One command, shown and run; stops the example where it fails."""
+    command = [str(a) for a in arguments]
+    print(f"\n$ {module.split('.')[0].replace('_', '-')} {' '.join(command)}", flush=True)
+    if status := subprocess.run([sys.executable, "-m", module, *command], check=False).returncode:
+        sys.exit(status)
+
+
+def main() -> int:
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p.add_argument("--folder", type=Path, default=Path("runs/activity"))
+    p.add_argument("--steps", type=int, default=800)
+    p.add_argument("--width", type=int, default=32)
+    p.add_argument("--seeds", type=int, default=3)
+    p.add_argument("--batch", type=int, default=16)
+    p.add_argument("--window", type=int, default=128)
+    args = p.parse_args()
+    args.folder.mkdir(parents=True, exist_ok=True)
+    log = args.folder / "watch.npz"
+    if not log.exists():
+        convert(log)
+    asked = ["--log", log, "--classes", "activity", "--episode", "recording"]
+    asked += ["--validate-on", *(f"{person}/*" for person in UNSEEN)]
+    run("ocean_train.cli", *asked, "--preview")
+    scores: dict[str, list[tuple[float, float]]] = {"ocean": [], "gru": []}
+    for model, found in scores.items():
+        for seed in range(args.seeds):
+            out = args.folder / f"{model}-{seed}"
+            sizes = ["--steps", args.steps, "--batch", args.batch, "--window", args.window, "--lr", 2e-3]
+            sizes += ["--width", args.width, "--eval-every", args.steps]
+            run("ocean_train.cli", *asked, "--model", model, "--seed", seed, *sizes, "--out", out)
+            last = json.loads((out / "checkpoint.json").read_text())["history"][-1]
+            found.append((last["accuracy"], last["macro_f1"]))
+    exported = args.folder / "activity.onnx"
+    run("ocean_export.cli", args.folder / "ocean-0", "-o", exported)
+    run("ocean_runtime.cli", exported, one_recording(log, args.folder / "unseen.csv"))
+    print(f"\nunseen people ({', '.join(UNSEEN)}), each recording read from its beginning to its end:")
+    for model, found in scores.items():
+        accuracy, macro_f1 = np.array(found).T
+        each = ", ".join(f"{a:.3f}" for a in accuracy)
+        print(
+            f"{model:6} accuracy {accuracy.mean():.3f} ({each})   macro F1 {macro_f1.mean():.3f}   chance 0.143"
+        )
+    return 0
+
+
+def one_recording(log: Path, path: Path) -> Path:
+    """The first seconds of one unseen recording as CSV, as a robot would read them."""
+    with np.load(log) as data:
+        chosen = np.flatnonzero(data["recording"] == f"{UNSEEN[0]}/ABD-left")[:200]
+        rows = np.stack([data[name][chosen] for name in CHANNELS], axis=1)
+    path.write_text(
+        "\n".join([",".join(CHANNELS), *(",".join(map(str, row)) for row in rows.tolist())]) + "\n"
+    )
+    return path
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,172 @@
+"""From a log on disk to a file that runs, by the three commands."""
+
+from __future__ import annotations
+
+import csv
+import io
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bag_writer import imu, joints, write_bag
+from ocean_runtime import OceanModel
+from ocean_runtime.bags import open_bag, read_rows
+from ocean_train import checkpoint
+from ocean_train.cli import main
+from ocean_train.features import prepare
+from ocean_train.logs import Request, read_log
+
+Run = Callable[..., subprocess.CompletedProcess[bytes]]
+SIZES = {
+    "width": 16,
+    "layers": 1,
+    "heads": 2,
+    "steps": 30,
+    "batch": 4,
+    "window": 16,
+    "lr": 5e-3,
+    "eval-every": 15,
+}
+SMALL = [word for name, value in SIZES.items() for word in (f"--{name}", str(value))]
+
+
+def write_csv(path: Path, seconds: float = 12, episodes: int = 4) -> Path:
+    lines = ["who,stamp [s],gyro [rad/s],north [m],mode"]
+    for e in range(episodes):
+        for t in np.arange(0, seconds, 0.05):
+            gyro, north = np.sin(2 * t + e), 4_512_345 + 0.01 * np.cos(2 * t + e)
+            lines.append(
+                f"e{e},{100 * e + t:.3f},{gyro:.6f},{north:.6f},{'up' if np.cos(2 * t + e) > 0 else 'down'}"
+            )
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def write_robot_bag(path: Path, storage: str, phase: float) -> Path:
+    messages = [(t, "/imu", imu((np.sin(3 * t + phase), 0, 0))) for t in np.arange(0, 20, 0.01)]
+    messages += [(t, "/joint_states", joints([0.0, np.cos(3 * t + phase)])) for t in np.arange(0, 20, 0.02)]
+    messages = [m for m in messages if not 9 < m[0] < 11]
+    return write_bag(path, sorted(messages, key=lambda m: m[0]), storage)
+
+
+def test_csv_from_log_to_file_to_rows(
+    command: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = write_csv(tmp_path / "log.csv")
+    asked = ["--log", str(log), "--episode", "who", "--time", "stamp", "--validate-on", "e3"]
+    assert main([*asked, "--preview"]) == 0
+    said = capsys.readouterr().out
+    for words in (
+        "20 rows a second",
+        "columns not used: mode",
+        "north: too large for float32 beside its changes: 4512345 is subtracted",
+        "960 rows in 4 episodes",
+        "to validate on: 239 steps in 1 episodes: e3",
+    ):
+        assert words in said
+    out, model = str(tmp_path / "run"), tmp_path / "m.onnx"
+    assert main([*asked, *SMALL, "--out", out]) == 0
+    said = capsys.readouterr().out
+    assert "gyro [rad/s]" in said and "below hold" in said
+    done = command("ocean_export.cli", out, "-o", model)
+    assert done.returncode == 0, done.stderr.decode()
+    assert "north [m], less 4512345" in command("ocean_runtime.cli", model, "--info").stdout.decode()
+    ran = command("ocean_runtime.cli", model, log, "--episode", "who")
+    assert ran.returncode == 0, ran.stderr.decode()
+    table = list(csv.DictReader(io.StringIO(ran.stdout.decode())))
+    data = prepare(read_log(Request((log,), episode="who", time="stamp")), ("e3",))
+    begin = int(data.validation.begin[0])
+    expected = OceanModel.load(model).stream().run(data.log.rows[begin : begin + 50])
+    found = [[float(row["gyro [rad/s]"]), float(row["north [m]"])] for row in table[begin : begin + 50]]
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_a_run_on_a_log_resumes_exactly_and_refuses_another_log(tmp_path: Path) -> None:
+    log = write_csv(tmp_path / "log.csv")
+    asked = ["--log", str(log), "--episode", "who", "--features", "gyro", "--classes", "mode", *SMALL]
+    whole, parts = str(tmp_path / "whole"), str(tmp_path / "parts")
+    assert main([*asked, "--out", whole, "--save-every", "10"]) == 0
+    import signal
+
+    from ocean_train import loop
+
+    stopped = iter(range(99))
+    data = prepare(read_log(Request((log,), features=("gyro",), classes="mode", episode="who")))
+    settings = loop.Settings(**checkpoint.load(whole).settings)
+    loop.train(
+        settings,
+        data,
+        Path(parts),
+        eval_every=15,
+        save_every=10,
+        stop=lambda: next(stopped) == 13,
+    )
+    assert checkpoint.load(parts).step == 13 and signal.getsignal(signal.SIGINT)
+    assert main([*asked, "--out", parts, "--save-every", "10"]) == 0
+    a, b = checkpoint.load(whole), checkpoint.load(parts)
+    assert all((a.weights[name] == b.weights[name]).all() for name in a.weights)
+    assert a.history[-1]["accuracy"] == b.history[-1]["accuracy"]
+    write_csv(log, seconds=11)
+    assert main([*asked, "--out", parts]) == 1
+
+
+@pytest.mark.parametrize("storage", ["mcap", "sqlite3"])
+def test_the_same_bag_in_ocean_run_and_in_python_gives_the_same_numbers(
+    command: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], storage: str
+) -> None:
+    bags = [write_robot_bag(tmp_path / f"bag{i}", storage, phase=i) for i in range(2)]
+    logs = ["--log", *map(str, bags)]
+    assert main([*logs, "--preview"]) == 0
+    said = capsys.readouterr().out
+    assert "/imu  sensor_msgs/msg/Imu, 1,801 messages, about 100 Hz" in said and "position[1]" in said
+    fields = ["/imu:angular_velocity.x [rad/s]", "/joint_states:position[1] [rad]"]
+    asked = [*logs, "--features", *fields, "--rate", "20", "--max-age", "0.5"]
+    assert main([*asked, "--preview"]) == 0
+    said = capsys.readouterr().out
+    assert "2 gaps longer than 0.5 s, each ends an episode" in said and "longest gap 2" in said
+    assert main([*asked, *SMALL, "--out", str(tmp_path / "run")]) == 0
+    done = command("ocean_export.cli", tmp_path / "run", "-o", tmp_path / "m.onnx")
+    assert done.returncode == 0, done.stderr.decode()
+    ran = command("ocean_runtime.cli", tmp_path / "m.onnx", bags[1])
+    assert ran.returncode == 0, ran.stderr.decode()
+    found = [[float(row[f]) for f in fields] for row in csv.DictReader(io.StringIO(ran.stdout.decode()))]
+
+    model = OceanModel.load(tmp_path / "m.onnx")
+    stream, outputs, episode = model.stream(), [], "1"
+    with open_bag(bags[1]) as bag:
+        for row in read_rows(bag, model.contract.inputs[0].elements, 20, 0.5):
+            if row.episode != episode:
+                stream.reset()
+            episode = row.episode
+            outputs.append(stream.step(row.values))
+    assert episode == "2"
+    np.testing.assert_array_equal(np.array(found, np.float32), np.array(outputs))
+    # The rows that training read are those that ocean-run reads.
+    log = read_log(Request((bags[1],), tuple(fields), rate_hz=20, max_age_s=0.5))
+    stream.reset()
+    first = log.rows[: log.starts[1]]
+    np.testing.assert_array_equal(stream.run(first), np.array(outputs)[: len(first)])
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (["--preview"], "give --log FILE"),
+        (["--log", "LOG", "--text", "LOG"], "a model reads text or a log of sensors"),
+        (["--log", "nowhere.csv"], "there is no log at nowhere.csv"),
+        (
+            ["--log", "LOG", "--features", "speed"],
+            "no column 'speed'; its columns are who, stamp, gyro, north, mode",
+        ),
+        (["--log", "LOG", "--batch", "1000"], "do not give 1000 rows"),
+    ],
+)
+def test_errors_are_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], asked: list[str], message: str
+) -> None:
+    log = write_csv(tmp_path / "log.csv")
+    assert main([a.replace("LOG", str(log)) for a in asked] + ["--out", str(tmp_path / "run")]) == 1
+    said = capsys.readouterr().err
+    assert message in said and len(said.splitlines()) == 1
