@@ -312,7 +312,7 @@ template <class S> void forward_rows(const Args<S>& p, i64 b0, i64 M) {
             S *g = p.g + slot * F, *slope = p.slope + slot * F;
             const S* b1 = p.b1 + l * F;
             product<S>(M, D, F, p.hat2 + slot * D, D, p.w1 + l * wide4, pd, [=](i64 row, i64 j, i64 count, Vec<S> c0, Vec<S> c1) {
-                Vec<S> u, v, s0, s1;
+                Vec<S> u{}, v{}, s0{}, s1{};
                 get(b1 + j, count, u, v);
                 gelu(c0 + u, u, s0);
                 gelu(c1 + v, v, s1);
