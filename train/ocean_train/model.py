@@ -34,6 +34,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 LAYER_NORM_EPS = 1e-5
+EMBEDDING_STD = 0.1
 KINDS = ("tokens", "features")
 HEADS = ("tokens", "regression", "classes")
 
@@ -204,22 +205,22 @@ def plain_relay(
 
 
 def initialise(model: nn.Module, seed: int) -> None:
-    """Draw all weights from `seed`: matrices N(0, 1/fan_in), embeddings N(0, 1), biases 0, LayerNorm 1 and 0.
+    """Draw all weights from `seed`: matrices N(0, 1/fan_in), embeddings N(0, 0.1²), biases 0, LayerNorm 1 and 0.
 
-    Small weights (0.02) leave every key near zero, so that a stays at ½ and the read path never wakes up;
-    docs/log.md has the comparison.
+    Matrices of this size let keys and queries differ, so that a varies from the start; at 0.02 it stays at ½
+    and the read path never wakes up. The token's embedding is small, because at N(0, 1) it drowns in the
+    residual stream what was read from the ocean. docs/log.md has the comparison.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, nn.Linear):
-                module.weight.copy_(
-                    torch.randn(module.weight.shape, generator=generator) / math.sqrt(module.in_features)
-                )
+                std = 1 / math.sqrt(module.in_features)
+                module.weight.copy_(torch.randn(module.weight.shape, generator=generator) * std)
                 if module.bias is not None:
                     module.bias.zero_()
             elif isinstance(module, nn.Embedding):
-                module.weight.copy_(torch.randn(module.weight.shape, generator=generator))
+                module.weight.copy_(torch.randn(module.weight.shape, generator=generator) * EMBEDDING_STD)
 
 
 def position_loss(config: OceanConfig, outputs: Tensor, targets: Tensor) -> Tensor:
