@@ -360,7 +360,7 @@ def _grow(model: onnx.ModelProto, rng: random.Random) -> None:
         name = f"grow{i}"
     model.graph.node.append(helper.make_node("ReduceSum", [name], ["grown"], keepdims=0))
     first = next((n for n in model.graph.node if n.op_type == "Identity" and n.output[0] == "y"), None)
-    if first is not None:
+    if first is not None and first.input:
         moved = copy.deepcopy(first)
         model.graph.node.remove(first)
         model.graph.node.append(helper.make_node("Add", [moved.input[0], "grown"], list(moved.output)))
