@@ -169,7 +169,9 @@ def cpu_seconds(process: int) -> float:
 
 
 def table(results: dict[str, list[dict[str, Any]]]) -> None:
-    print("| node | p50 (ms) | p99 (ms) | CPU of one core | sent | steps | drops |\n|---|---|---|---|---|---|---|")
+    print(
+        "| node | p50 (ms) | p99 (ms) | CPU of one core | sent | steps | drops |\n|---|---|---|---|---|---|---|"
+    )
     p50 = {}
     for kind, runs in results.items():
         latencies = np.concatenate([run["latency"] for run in runs]) * 1e3

@@ -1,6 +1,6 @@
 """Small features models for the node's tests: a leaky integrator, so that each step's numbers are known.
 
-    oceanₜ = 0.9 oceanₜ₋₁ + x W        prediction = oceanₜ V
+oceanₜ = 0.9 oceanₜ₋₁ + x W        prediction = oceanₜ V
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-
 from numpy.typing import NDArray
 from ocean_runtime.contract import METADATA_KEY, Contract, Element, State, Tensor, digest
 from onnx import TensorProto, helper, numpy_helper
@@ -17,7 +16,9 @@ from onnx import TensorProto, helper, numpy_helper
 DECAY = np.float32(0.9)
 
 
-def weights(features: int, outputs: int, width: int, seed: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def weights(
+    features: int, outputs: int, width: int, seed: int
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """W (M, D) and V (D, N)."""
     generator = np.random.default_rng(seed)
     return (
@@ -51,7 +52,10 @@ def leaky(
         helper.make_node("MatMul", ["ocean_next", "V"], ["answer"]),
     ]
     if work:
-        stored |= {"heavy": np.full((work, work), 1e-9, np.float32), "column": np.zeros((1, work), np.float32)}
+        stored |= {
+            "heavy": np.full((work, work), 1e-9, np.float32),
+            "column": np.zeros((1, work), np.float32),
+        }
         stored["zero"] = np.zeros((work, len(names)), np.float32)
         before = "column"
         for i in range(10):

@@ -1,4 +1,4 @@
-"""The robot around the node, for its tests: nodes as processes of their own, and a client that talks to them over DDS."""
+"""The robot around the node, for its tests: nodes as processes, and a client that talks to them over DDS."""
 
 from __future__ import annotations
 
@@ -154,7 +154,9 @@ class Client:
         """Set parameters; `__` in a name stands for a dot -> the reasons of those that were refused."""
         given = [Parameter(name.replace("__", "."), value=value) for name, value in parameters.items()]
         messages: list[ParameterMessage] = [parameter.to_parameter_msg() for parameter in given]
-        response = self.call(SetParameters, f"/{node}/set_parameters", SetParameters.Request(parameters=messages))
+        response = self.call(
+            SetParameters, f"/{node}/set_parameters", SetParameters.Request(parameters=messages)
+        )
         return [result.reason for result in response.results if not result.successful]
 
     def describe(self, node: str, *names: str) -> Any:

@@ -82,7 +82,11 @@ def test_paths_that_lead_nowhere(path: str, told: str) -> None:
 
 
 def test_slices_that_lead_nowhere() -> None:
-    for path, told in (("position[3:3]", "must hold 1 to"), ("position", "needs an index"), ("name[0]", "is string")):
+    for path, told in (
+        ("position[3:3]", "must hold 1 to"),
+        ("position", "needs an index"),
+        ("name[0]", "is string"),
+    ):
         with pytest.raises(fields.FieldError, match=told):
             fields.parse(path, JointState)
     with pytest.raises(fields.FieldError, match="only stand at the end"):
@@ -110,7 +114,7 @@ def test_elements_are_found_by_name_topic_or_path(tmp_path: Path) -> None:
         with pytest.raises(ParameterError, match=told):
             wire(contract, Settings(), inputs, {"out": twist})
     inputs["b"] = Input(topic="/c", type=kind, fields=["speed=data[7]", "data[0]"])
-    with pytest.raises(ParameterError, match="which may be /a:data.0. or /b:data.0.: write ELEMENT=PATH"):
+    with pytest.raises(ParameterError, match=r"which may be /a:data.0. or /b:data.0.: write ELEMENT=PATH"):
         wire(contract, Settings(), inputs, {"out": twist})
 
 
@@ -162,7 +166,15 @@ def test_judgement_needs_bad_seconds_in_a_row() -> None:
     for level, bad in cases:
         assert max(level for level, _ in judge(bad, settings)) == level
     judgement = Judgement()
-    seconds = [look(missed=1), look(missed=1), look(), look(missed=1), look(failed=1), look(missed=1), look(failed=1)]
+    seconds = [
+        look(missed=1),
+        look(missed=1),
+        look(),
+        look(missed=1),
+        look(failed=1),
+        look(missed=1),
+        look(failed=1),
+    ]
     levels = [judgement.update(judge(second, settings), 3)[0] for second in seconds]
     assert levels == [OK, OK, OK, OK, OK, WARN, WARN]
 

@@ -53,7 +53,9 @@ def test_each_mistake_fails_configure_with_one_sentence(pair, folder: Path, tiny
     assert "is no message type" in refused(pair, input__input__type="Imu")
     told = refused(pair, input__input__type="std_msgs/msg/String")
     assert "input.input.fields" in told and "'angular_velocity'" in told
-    bad_fields = refused(pair, input__input__type="sensor_msgs/msg/Imu", input__input__fields=["angular_speed.x"])
+    bad_fields = refused(
+        pair, input__input__type="sensor_msgs/msg/Imu", input__input__fields=["angular_speed.x"]
+    )
     assert "has no field 'angular_speed'" in bad_fields
     told = refused(pair, input__input__fields=["linear_acceleration.x"])
     assert "but the model's elements are angular_velocity.x, angular_velocity.y" in told
@@ -123,7 +125,7 @@ def test_structural_parameters_are_refused_while_active(pair, folder: Path) -> N
     assert "out of range" in reason
     (reason,) = client.set("ocean", on_gap="forget")
     assert "choose keep or reset or restore" in reason
-    about, seed = client.describe("ocean", "gap_after", "seed")
+    (about,) = client.describe("ocean", "gap_after")
     assert "count as a gap" in about.description and about.floating_point_range[0].to_value == 1e6
     assert client.transit("ocean", "deactivate")
     # Inactive, they may change, and activation follows them or fails with a sentence.

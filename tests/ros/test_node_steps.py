@@ -3,14 +3,13 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import pytest
+from geometry_msgs.msg import TwistStamped
 from leaky import leaky
 from ocean_runtime import OceanModel
 from robot import BEST_EFFORT, RELIABLE, Client, OceanProcess, robot
-from geometry_msgs.msg import TwistStamped
 from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import Imu, JointState
 from std_msgs.msg import Float32, Float32MultiArray
@@ -77,7 +76,10 @@ def test_steps_at_each_message_give_the_runtimes_numbers(pair: Pair, model: Ocea
         send_imu = client.publisher(Imu, "/imu", BEST_EFFORT)
         send_joints = client.publisher(JointState, "/joints", RELIABLE)
         arm, everything = client.collect(TwistStamped, "/arm"), client.collect(Float32MultiArray, "/all")
-        ocean, surprise = client.collect(Float32MultiArray, "/ocean/ocean"), client.collect(Float32, "/ocean/surprise")
+        ocean, surprise = (
+            client.collect(Float32MultiArray, "/ocean/ocean"),
+            client.collect(Float32, "/ocean/surprise"),
+        )
 
         send_imu.publish(imu(1.0))
         client.spin(0.3)
@@ -106,7 +108,9 @@ def test_steps_at_each_message_give_the_runtimes_numbers(pair: Pair, model: Ocea
 
 
 def test_what_cant_be_right_is_not_published(pair: Pair, model: OceanModel) -> None:
-    with active(pair, step_at="message", trigger="imu", input__joints__max_age=0.4, on_failed_step="reset") as client:
+    with active(
+        pair, step_at="message", trigger="imu", input__joints__max_age=0.4, on_failed_step="reset"
+    ) as client:
         send_imu = client.publisher(Imu, "/imu", BEST_EFFORT)
         send_joints = client.publisher(JointState, "/joints", RELIABLE)
         everything = client.collect(Float32MultiArray, "/all")
@@ -135,13 +139,19 @@ def test_what_cant_be_right_is_not_published(pair: Pair, model: OceanModel) -> N
         assert len(everything) == count, "no wrong output, no zeros"
         status = client.fresh("ocean")
         values = {item.key: item.value for item in status.values}
-        assert (values["non-finite inputs"], values["malformed inputs"], values["failed steps"]) == ("3", "1", "1")
+        assert (values["non-finite inputs"], values["malformed inputs"], values["failed steps"]) == (
+            "3",
+            "1",
+            "1",
+        )
         assert status.level == b"\x02" and "1 failed steps" in status.message
         assert values["steps"] == "0", "on_failed_step: reset"
         step(1.0)
         assert everything[-1].data.tolist() == good, "the first step of a new life"
         count = len(everything)
-        client.until(lambda: client.values("ocean")["stale inputs"] != "0" or send_imu.publish(imu(1.0)), "stale count")
+        client.until(
+            lambda: client.values("ocean")["stale inputs"] != "0" or send_imu.publish(imu(1.0)), "stale count"
+        )
         stale = len(everything)
         send_imu.publish(imu(1.0))
         client.spin(0.1)
@@ -150,7 +160,13 @@ def test_what_cant_be_right_is_not_published(pair: Pair, model: OceanModel) -> N
 
 def test_fixed_rate_from_the_latest_of_several(pair: Pair) -> None:
     with active(
-        pair, step_at="rate", rate=50, input__imu__max_age=0.3, input__joints__max_age=0.0, gap_after=0.5, on_gap="reset"
+        pair,
+        step_at="rate",
+        rate=50,
+        input__imu__max_age=0.3,
+        input__joints__max_age=0.0,
+        gap_after=0.5,
+        on_gap="reset",
     ) as client:
         send_imu = client.publisher(Imu, "/imu", BEST_EFFORT)
         send_joints = client.publisher(JointState, "/joints", RELIABLE)
@@ -172,8 +188,15 @@ def test_fixed_rate_from_the_latest_of_several(pair: Pair) -> None:
 
 
 def test_ros_time_that_jumps_backward(pair: Pair) -> None:
-    client, process = pair
-    with active(pair, use_sim_time=True, step_at="rate", rate=50, input__imu__max_age=0.0, gap_after=0.0, on_gap="keep") as client:
+    with active(
+        pair,
+        use_sim_time=True,
+        step_at="rate",
+        rate=50,
+        input__imu__max_age=0.0,
+        gap_after=0.0,
+        on_gap="keep",
+    ) as client:
         clock = client.publisher(Clock, "/clock", RELIABLE)
         send_imu = client.publisher(Imu, "/imu", BEST_EFFORT)
         send_joints = client.publisher(JointState, "/joints", RELIABLE)
@@ -198,15 +221,18 @@ def test_ros_time_that_jumps_backward(pair: Pair) -> None:
         run(10.0, 0.1)
         values = client.values("ocean")
         assert values["clock jumps"] == "1" and int(values["steps"]) < 20, "on_clock_jump: reset"
-        assert "ROS time jumped by -9" in process.output
-    client.set("ocean", use_sim_time=False)
+        assert "ROS time jumped by -9" in pair[1].output
+    pair[0].set("ocean", use_sim_time=False)
 
 
 def test_qos_that_does_not_fit_names_both_sides(pair: Pair) -> None:
     with active(pair, step_at="message", trigger="imu", rate=0, gap_after=0) as client:
         sender = client.node.create_publisher(JointState, "/joints", BEST_EFFORT)
         status = client.until(
-            lambda: (s := client.fresh("ocean")).level == b"\x01" and "no messages on /joints" in s.message and s, "WARN"
+            lambda: (
+                (s := client.fresh("ocean")).level == b"\x01" and "no messages on /joints" in s.message and s
+            ),
+            "WARN",
         )
         assert "this node asks for reliable, volatile" in status.message
         assert "the publisher /client offers best effort" in status.message

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from leaky import leaky
 from ocean_runtime.snapshot import read
-from robot import OceanProcess, new_domain, Client
+from robot import Client, OceanProcess, new_domain
 from std_msgs.msg import Float32MultiArray
 
 PERIOD = 0.1
@@ -89,7 +89,11 @@ def test_a_signal_at_any_moment_ends_it_well(tmp_path: Path) -> None:
     """Also one that comes while it starts: exit status 0, no traceback, the state saved if there is one."""
     domain = new_domain()
     process = OceanProcess(
-        tmp_path, domain, autostart=True, model_path=leaky(tmp_path / "model.onnx"), state_path=tmp_path / "state"
+        tmp_path,
+        domain,
+        autostart=True,
+        model_path=leaky(tmp_path / "model.onnx"),
+        state_path=tmp_path / "state",
     )
     deadline = time.monotonic() + 20
     while "starting from" not in process.output:

@@ -149,7 +149,9 @@ def test_another_models_state_is_set_aside(pair: Pair, folder: Path) -> None:
     """A new model starts from nothing, and its saves do not destroy the old one's past."""
     client, process = pair
     old = read(folder / "state.safetensors").state_id
-    process.restart(model_path=leaky(folder / "new.onnx"), input__input__topic="/in", output__output__topic="/out")
+    process.restart(
+        model_path=leaky(folder / "new.onnx"), input__input__topic="/in", output__output__topic="/out"
+    )
     sender = client.publisher(Float32MultiArray, "/in", RELIABLE)
     outputs = client.collect(Float32MultiArray, "/out")
     sender.publish(Float32MultiArray(data=[1.0, 2.0, 3.0]))
@@ -161,7 +163,9 @@ def test_another_models_state_is_set_aside(pair: Pair, folder: Path) -> None:
     assert read(folder / f"state.safetensors.{old.removeprefix('sha256:')[:8]}").state_id == old
 
 
-def test_killed_after_a_save_it_goes_on_where_it_was(pair: Pair, folder: Path, tiny: OceanModel, tiny_path: Path) -> None:
+def test_killed_after_a_save_it_goes_on_where_it_was(
+    pair: Pair, folder: Path, tiny: OceanModel, tiny_path: Path
+) -> None:
     client, process = pair
     topics = {"input__input__topic": "/hear", "output__output__topic": "/say"}
     process.restart(model_path=tiny_path, state_path=folder / "again", max_pending=1000, **topics)
@@ -173,7 +177,9 @@ def test_killed_after_a_save_it_goes_on_where_it_was(pair: Pair, folder: Path, t
     assert answer.success and "saved step 29 to" in answer.message
     process.kill()
     process.restart()
-    client.until(lambda: sender.get_subscription_count() == 2, "reader")  # beside the dead one, not yet missed
+    client.until(
+        lambda: sender.get_subscription_count() == 2, "reader"
+    )  # beside the dead one, not yet missed
     client.spin(0.1)
     assert "restored step 29 from" in process.output
     assert ask(client, sender, pieces, texts[1]) == expected[1]

@@ -93,13 +93,13 @@ def parse(text: str, message: Any) -> Field:
         attribute, index, end = match.groups()
         known = current.get_fields_and_field_types()
         if attribute not in known:
-            raise FieldError(
-                f"{path!r}: {_name(current)} has no field {attribute!r}, but {', '.join(known)}"
-            )
+            raise FieldError(f"{path!r}: {_name(current)} has no field {attribute!r}, but {', '.join(known)}")
         kind, length = _element(known[attribute])
         if (index is None) != (length is None):
             should = "has no index" if length is None else "needs an index, such as [0] or [0:3]"
-            raise FieldError(f"{path!r}: {attribute!r} of {_name(current)} is {known[attribute]} and {should}")
+            raise FieldError(
+                f"{path!r}: {attribute!r} of {_name(current)} is {known[attribute]} and {should}"
+            )
         last = int(end) - 1 if end else int(index or 0)
         if length is not None and length >= 0 and last >= length:
             raise FieldError(f"{path!r}: {attribute!r} of {_name(current)} has {length} elements")
@@ -218,22 +218,23 @@ def _setter(template: Any, field: Field) -> Callable[[Values], None]:
         if code and isinstance(container, array.array):
             container[start:stop] = array.array(code, values.astype(code).tobytes())
         else:
-            container[start:stop] = type(container)(container.typecode, map(convert, values)) if isinstance(
-                container, array.array
-            ) else [convert(value) for value in values]
+            container[start:stop] = (
+                type(container)(container.typecode, map(convert, values))
+                if isinstance(container, array.array)
+                else [convert(value) for value in values]
+            )
 
     return put
 
 
 def _grow(owner: Any, attribute: str, length: int) -> None:
     """Make a sequence at least this long; a fixed array is long enough already."""
-    kind, size = _element(owner.get_fields_and_field_types()[attribute])
+    kind, _ = _element(owner.get_fields_and_field_types()[attribute])
     container = getattr(owner, attribute)
     missing = length - len(container)
     if missing > 0:
-        assert size is not None
-        blank = (lambda: message_type(kind)()) if "/" in kind else (lambda: _converter(kind)(0.0))
-        container.extend(blank() for _ in range(missing))
+        make = message_type(kind) if "/" in kind else lambda: _converter(kind)(0.0)
+        container.extend(make() for _ in range(missing))
         setattr(owner, attribute, container)
 
 

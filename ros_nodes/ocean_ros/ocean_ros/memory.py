@@ -105,7 +105,9 @@ class Memory:
             self.stream.resume(saved)
         except SnapshotError as error:
             return True, f"starting from the initial state: {error}"
-        return bool(passed_over), f"restored step {saved.steps:,} from {path}, {told(old)}{left_out(passed_over)}"
+        return bool(
+            passed_over
+        ), f"restored step {saved.steps:,} from {path}, {told(old)}{left_out(passed_over)}"
 
     def swap(self, model: OceanModel) -> str:
         """Go on with another model: with the past where it is the same model's, else without."""

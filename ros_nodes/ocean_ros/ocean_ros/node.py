@@ -18,9 +18,8 @@ import numpy as np
 from diagnostic_msgs.msg import DiagnosticArray
 from ocean_runtime import OceanError, OceanModel
 from rcl_interfaces.msg import SetParametersResult
-from rclpy.clock import Clock, ClockType, JumpThreshold
+from rclpy.clock import Clock, ClockType, JumpThreshold  # type: ignore[attr-defined]
 from rclpy.duration import Duration
-from rclpy.event_handler import SubscriptionEventCallbacks
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.parameter import Parameter
 from rclpy.qos import HistoryPolicy, QoSProfile, ReliabilityPolicy
@@ -37,6 +36,11 @@ from ocean_ros.report import Window, report
 from ocean_ros.saver import Saver
 from ocean_ros.stepping import Publishers, Stepper
 from ocean_ros.wiring import InputWire, Wiring, wire
+
+try:
+    from rclpy.event_handler import SubscriptionEventCallbacks
+except ImportError:  # before ROS 2 Iron
+    from rclpy.qos_event import SubscriptionEventCallbacks
 
 RELIABLE = QoSProfile(depth=10, reliability=ReliabilityPolicy.RELIABLE)
 WHOLE = QoSProfile(depth=1000, reliability=ReliabilityPolicy.RELIABLE)
@@ -114,7 +118,9 @@ class OceanNode(LifecycleNode):
         try:
             self.settings = self._read_settings()
             if not self.settings.model_path:
-                raise ParameterError("parameter model_path is empty; name the .onnx file that ocean-export made")
+                raise ParameterError(
+                    "parameter model_path is empty; name the .onnx file that ocean-export made"
+                )
             try:
                 model = OceanModel.load(self.settings.model_path)  # its warm-up is a stream of its own
             except OceanError as error:
@@ -212,9 +218,10 @@ class OceanNode(LifecycleNode):
         assert self.memory is not None
         inputs, outputs = self._named(Input), self._named(Output)
         wiring = wire(model.contract, self.settings, inputs, outputs)
-        for kind, topics in (("input", wiring.inputs), ("output", wiring.outputs)):
-            for item in topics:  # type: ignore[attr-defined]
-                self._check_topic(f"{kind}.{item.name}.topic", item.topic)
+        for item in wiring.inputs:
+            self._check_topic(f"input.{item.name}.topic", item.topic)
+        for made in wiring.outputs:
+            self._check_topic(f"output.{made.name}.topic", made.topic)
         trained = model.contract.rate_hz
         if trained and wiring.rate and abs(wiring.rate / trained - 1) > 0.05:
             self.get_logger().warning(f"rate is {wiring.rate:g}, but the model was trained at {trained:g} Hz")
@@ -259,7 +266,9 @@ class OceanNode(LifecycleNode):
         names = getattr(self.settings, f"{kind}s")
         for name in names:
             if not re.fullmatch(r"[A-Za-z]\w*", name) or names.count(name) > 1:
-                raise ParameterError(f"parameter {kind}s names {name!r}; use letters and digits, each name once")
+                raise ParameterError(
+                    f"parameter {kind}s names {name!r}; use letters and digits, each name once"
+                )
             problems = parameters.declare(self, table, f"{kind}.{name}.")
             self._problems |= problems
             for reason in problems.values():
@@ -311,7 +320,9 @@ class OceanNode(LifecycleNode):
     def _disconnect(self) -> None:
         """Undo _connect."""
         if self.saver is not None and not self.saver.close(SAVE_TIMEOUT):
-            self.get_logger().error(f"the disk under {self.saver.path} does not answer; its last save is lost")
+            self.get_logger().error(
+                f"the disk under {self.saver.path} does not answer; its last save is lost"
+            )
         self.saver = self.stepper = None
         services = [undo for undo in self._made if getattr(undo, "func", None) == self.destroy_service]
         for undo in self._made:
@@ -352,7 +363,11 @@ class OceanNode(LifecycleNode):
             message, info = given if len(given) == 2 else (given[0], {})
             if isinstance(message, tuple):
                 message, info = message
-            if self.label == "active" and self.stepper is not None and self.stepper.take(item.name, message, info):
+            if (
+                self.label == "active"
+                and self.stepper is not None
+                and self.stepper.take(item.name, message, info)
+            ):
                 self._work.reset()
 
         positional = inspect.Parameter.POSITIONAL_ONLY
@@ -368,7 +383,9 @@ class OceanNode(LifecycleNode):
         assert self.stepper is not None
         self.stepper.counters.jumps += 1
         self.stepper.begin()
-        self.stepper.apply(self.settings.on_clock_jump, f"ROS time jumped by {jump.delta.nanoseconds * 1e-9:.1f} s")
+        self.stepper.apply(
+            self.settings.on_clock_jump, f"ROS time jumped by {jump.delta.nanoseconds * 1e-9:.1f} s"
+        )
 
     def _on_unfit(self, name: str, event: Any) -> None:
         self.unfit.add(name)  # the next diagnostics say so: by then the publisher's name is known

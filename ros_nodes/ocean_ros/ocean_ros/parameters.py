@@ -64,7 +64,9 @@ class Settings:
         structural=True,
     )
     trigger: str = parameter(
-        "", "The input whose messages are stepped at, with step_at: message; the first if empty.", structural=True
+        "",
+        "The input whose messages are stepped at, with step_at: message; the first if empty.",
+        structural=True,
     )
     rate: float = parameter(
         0.0,
@@ -185,7 +187,10 @@ class Input:
         structural=True,
     )
     max_age: float = parameter(
-        0.5, "Seconds; nothing is stepped or published from an older input. 0 takes any age.", low=0.0, high=1e6
+        0.5,
+        "Seconds; nothing is stepped or published from an older input. 0 takes any age.",
+        low=0.0,
+        high=1e6,
     )
     qos: str = parameter(
         "auto",

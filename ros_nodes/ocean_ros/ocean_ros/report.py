@@ -133,4 +133,6 @@ def mismatches(node: OceanNode) -> list[str]:
 
 
 def _said(qos: QoSProfile) -> str:
-    return f"{qos.reliability.name.lower().replace('_', ' ')}, {qos.durability.name.lower().replace('_', ' ')}"
+    return (
+        f"{qos.reliability.name.lower().replace('_', ' ')}, {qos.durability.name.lower().replace('_', ' ')}"
+    )

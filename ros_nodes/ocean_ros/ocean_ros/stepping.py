@@ -17,7 +17,7 @@ from ocean_ros.diagnostics import Counters, Second
 from ocean_ros.fields import Values
 from ocean_ros.memory import Memory
 from ocean_ros.parameters import Input, Settings
-from ocean_ros.wiring import InputWire, Wiring, label
+from ocean_ros.wiring import Wiring, label
 
 MAX_DELAY = 3600.0
 """Seconds; a message that waited longer than this did not: the clock was set meanwhile."""
@@ -117,7 +117,9 @@ class Stepper:
             self.last_input = now
             if not self.talk.hear(message.data, self._settings().max_pending):
                 self.counters.refused += 1
-                self._warn("refused", "a message is left out: more than max_pending tokens would wait to be read")
+                self._warn(
+                    "refused", "a message is left out: more than max_pending tokens would wait to be read"
+                )
             return self.work()
         self._latest[name] = _Latest(message, now - waited(info))
         if self._wires[name] is self.wiring.trigger:
@@ -183,13 +185,18 @@ class Stepper:
                 limit = 0.0  # every message was asked for, however long it had to wait
             if latest is None or 0 < limit < now - latest.received:
                 self.counters.stale += 1
-                self._warn("stale", f"nothing is published: input {wire.name} ({wire.topic}) is missing or too old")
+                self._warn(
+                    "stale", f"nothing is published: input {wire.name} ({wire.topic}) is missing or too old"
+                )
                 return None
             try:
                 x[wire.positions] = wire.read(latest.message)
             except IndexError as error:
                 self.counters.malformed += 1
-                self._warn("malformed", f"nothing is published: input {wire.name} ({wire.topic}) is too short, {error}")
+                self._warn(
+                    "malformed",
+                    f"nothing is published: input {wire.name} ({wire.topic}) is too short, {error}",
+                )
                 return None
         return x
 
@@ -222,7 +229,11 @@ class Stepper:
         if self.wiring.trigger is not None and self.wiring.rate and seconds * self.wiring.rate > 1:
             self.counters.missed += 1
         every = self._settings().ocean_every
-        if every and self.memory.stream.steps % every == 0 and self._publishers.ocean.get_subscription_count():
+        if (
+            every
+            and self.memory.stream.steps % every == 0
+            and self._publishers.ocean.get_subscription_count()
+        ):
             self._publish_ocean()
 
     def _publish_ocean(self) -> None:
@@ -259,11 +270,11 @@ class Drops:
         if not number or not publisher:
             return 0
         key = bytes(publisher["data"])
-        last = self._last.pop(key, number - 1)
+        last = self._last.pop(key, int(number) - 1)
         self._last[key] = number
         if len(self._last) > MAX_PUBLISHERS:
             del self._last[next(iter(self._last))]
-        return max(0, number - last - 1)
+        return max(0, int(number) - last - 1)
 
 
 def waited(info: Mapping[str, Any]) -> float:

@@ -94,13 +94,17 @@ def _stepping(contract: Contract, settings: Settings, names: list[str], text: bo
     rate = settings.rate or contract.rate_hz or 0.0
     if settings.step_at == "rate":
         if text:
-            raise ParameterError("parameter step_at is rate, but the model reads text: it steps at each message")
+            raise ParameterError(
+                "parameter step_at is rate, but the model reads text: it steps at each message"
+            )
         if not rate:
             raise ParameterError("parameter rate is 0 and the model states none; step_at: rate needs one")
         return "", rate
     trigger = settings.trigger or names[0]
     if trigger not in names:
-        raise ParameterError(f"parameter trigger is {trigger!r}, which is none of the inputs {', '.join(names)}")
+        raise ParameterError(
+            f"parameter trigger is {trigger!r}, which is none of the inputs {', '.join(names)}"
+        )
     return trigger, rate
 
 
@@ -216,7 +220,9 @@ def _vector(contract: Contract) -> Tensor:
     tensor = given[0]
     sizes = [axis for axis in tensor.shape if isinstance(axis, int)]
     if len(tensor.shape) > 2 or len(sizes) != 1 or tensor.shape[-1] != sizes[0]:
-        raise ParameterError(f"parameter model_path: the model's input {tensor.name!r} is no vector of numbers")
+        raise ParameterError(
+            f"parameter model_path: the model's input {tensor.name!r} is no vector of numbers"
+        )
     return tensor
 
 
