@@ -168,7 +168,7 @@ class Client:
         """A publisher that somebody listens to."""
         made = self.node.create_publisher(kind, topic, qos)
         self.until(lambda: made.get_subscription_count() >= readers, f"reader of {topic}")
-        self.spin(0.1)  # the reader may hear of the writer a little later
+        self.spin(0.3)  # the reader may hear of the writer a little later
         return made
 
     def collect(self, kind: Any, topic: str, writers: int = 1) -> list[Any]:
