@@ -14,6 +14,7 @@ setup(
         (f"share/{NAME}/config", ["config/ocean.yaml"]),
     ],
     install_requires=["setuptools", "numpy>=1.24"],
+    extras_require={"test": ["pytest"]},  # which is how colcon knows that there are tests
     python_requires=">=3.10",
     zip_safe=True,
     maintainer="The Ocean State authors",

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-
 from numpy.typing import NDArray
 from ocean_runtime.contract import METADATA_KEY, Contract, Element, State, Tensor, digest
 from onnx import TensorProto, helper, numpy_helper

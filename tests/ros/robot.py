@@ -1,4 +1,4 @@
-"""The robot around the node, for its tests: nodes as processes of their own, and a client that talks to them over DDS."""
+"""The robot around the node, for its tests: nodes as processes, and a client that talks to them over DDS."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ class Client:
         """A publisher that somebody listens to."""
         made = self.node.create_publisher(kind, topic, qos)
         self.until(lambda: made.get_subscription_count() >= readers, f"reader of {topic}")
-        self.spin(0.1)  # the reader may hear of the writer a little later
+        self.spin(0.3)  # the reader may hear of the writer a little later
         return made
 
     def collect(self, kind: Any, topic: str, writers: int = 1) -> list[Any]:

@@ -114,7 +114,7 @@ def test_elements_are_found_by_name_topic_or_path(tmp_path: Path) -> None:
         with pytest.raises(ParameterError, match=told):
             wire(contract, Settings(), inputs, {"out": twist})
     inputs["b"] = Input(topic="/c", type=kind, fields=["speed=data[7]", "data[0]"])
-    with pytest.raises(ParameterError, match="which may be /a:data.0. or /b:data.0.: write ELEMENT=PATH"):
+    with pytest.raises(ParameterError, match=r"which may be /a:data.0. or /b:data.0.: write ELEMENT=PATH"):
         wire(contract, Settings(), inputs, {"out": twist})
 
 

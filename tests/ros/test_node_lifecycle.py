@@ -125,7 +125,7 @@ def test_structural_parameters_are_refused_while_active(pair, folder: Path) -> N
     assert "out of range" in reason
     (reason,) = client.set("ocean", on_gap="forget")
     assert "choose keep or reset or restore" in reason
-    about, seed = client.describe("ocean", "gap_after", "seed")
+    (about,) = client.describe("ocean", "gap_after")
     assert "count as a gap" in about.description and about.floating_point_range[0].to_value == 1e6
     assert client.transit("ocean", "deactivate")
     # Inactive, they may change, and activation follows them or fails with a sentence.

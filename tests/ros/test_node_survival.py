@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from leaky import leaky
 from ocean_runtime.snapshot import read
-from robot import OceanProcess, new_domain, Client
+from robot import Client, OceanProcess, new_domain
 from std_msgs.msg import Float32MultiArray
 
 PERIOD = 0.1

@@ -150,7 +150,7 @@ def test_another_models_state_is_set_aside(pair: Pair, folder: Path) -> None:
     client, process = pair
     old = read(folder / "state.safetensors").state_id
     process.restart(
-        model_path=leaky(folder / "new.onnx"), input__input__topic="/in", output__output__topic="/out"
+        model_path=leaky(folder / "new.onnx"), input__input__qos="every", input__input__topic="/in", output__output__topic="/out"
     )
     sender = client.publisher(Float32MultiArray, "/in", RELIABLE)
     outputs = client.collect(Float32MultiArray, "/out")
@@ -167,7 +167,7 @@ def test_killed_after_a_save_it_goes_on_where_it_was(
     pair: Pair, folder: Path, tiny: OceanModel, tiny_path: Path
 ) -> None:
     client, process = pair
-    topics = {"input__input__topic": "/hear", "output__output__topic": "/say"}
+    topics = {"input__input__qos": "auto", "input__input__topic": "/hear", "output__output__topic": "/say"}
     process.restart(model_path=tiny_path, state_path=folder / "again", max_pending=1000, **topics)
     sender, pieces = client.publisher(String, "/hear"), client.collect(String, "/say")
     texts = ["O, she doth teach", " the torches"]

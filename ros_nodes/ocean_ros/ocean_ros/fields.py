@@ -229,13 +229,12 @@ def _setter(template: Any, field: Field) -> Callable[[Values], None]:
 
 def _grow(owner: Any, attribute: str, length: int) -> None:
     """Make a sequence at least this long; a fixed array is long enough already."""
-    kind, size = _element(owner.get_fields_and_field_types()[attribute])
+    kind, _ = _element(owner.get_fields_and_field_types()[attribute])
     container = getattr(owner, attribute)
     missing = length - len(container)
     if missing > 0:
-        assert size is not None
-        blank = (lambda: message_type(kind)()) if "/" in kind else (lambda: _converter(kind)(0.0))
-        container.extend(blank() for _ in range(missing))
+        make = message_type(kind) if "/" in kind else lambda: _converter(kind)(0.0)
+        container.extend(make() for _ in range(missing))
         setattr(owner, attribute, container)
 
 

@@ -34,6 +34,8 @@ class Memory:
         """A policy has chosen the state since the start: the next activation keeps it."""
         self.lives = 0
         """How often the state was anything but what the last step left."""
+        self._expected: Values | None = None
+        """What the last step said would come."""
         self._look_at(model.contract)
 
     def step(self, x: Values) -> Values:
@@ -119,7 +121,7 @@ class Memory:
         return "another model: it starts from its initial state"
 
     def _look_at(self, contract: Contract) -> None:
-        self._expected: Values | None = None
+        self._expected = None
         self._scale = prediction_scale(contract)
         self._classes = contract.kind == "features" and contract.outputs[0].name == "logits"
 

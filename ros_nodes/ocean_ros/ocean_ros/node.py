@@ -7,7 +7,6 @@ import difflib
 import functools
 import inspect
 import re
-import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -18,16 +17,13 @@ import numpy as np
 from diagnostic_msgs.msg import DiagnosticArray
 from ocean_runtime import OceanError, OceanModel
 from rcl_interfaces.msg import SetParametersResult
-from rclpy.clock import Clock, ClockType, JumpThreshold
+from rclpy.clock import Clock, ClockType, JumpThreshold  # type: ignore[attr-defined]
 from rclpy.duration import Duration
-from rclpy.event_handler import SubscriptionEventCallbacks
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.parameter import Parameter
 from rclpy.qos import HistoryPolicy, QoSProfile, ReliabilityPolicy
-from rclpy.task import Future
 from rclpy.validate_full_topic_name import validate_full_topic_name
 from std_msgs.msg import Float32, Float32MultiArray
-from std_srvs.srv import Trigger
 
 from ocean_ros import parameters
 from ocean_ros.diagnostics import Judgement
@@ -35,8 +31,14 @@ from ocean_ros.memory import Memory
 from ocean_ros.parameters import Input, Output, ParameterError, Settings
 from ocean_ros.report import Window, report
 from ocean_ros.saver import Saver
+from ocean_ros.services import Services
 from ocean_ros.stepping import Publishers, Stepper
 from ocean_ros.wiring import InputWire, Wiring, wire
+
+try:
+    from rclpy.event_handler import SubscriptionEventCallbacks
+except ImportError:  # before ROS 2 Iron
+    from rclpy.qos_event import SubscriptionEventCallbacks
 
 RELIABLE = QoSProfile(depth=10, reliability=ReliabilityPolicy.RELIABLE)
 WHOLE = QoSProfile(depth=1000, reliability=ReliabilityPolicy.RELIABLE)
@@ -92,7 +94,7 @@ class OceanNode(LifecycleNode):
         self.activated_at = 0.0
         self.sim_time = False
         self._changed = False
-        self._loading = False
+        self.triggers: Services | None = None
         self._saving: tuple[int, int] | None = None
         self._made: list[Callable[[], object]] = []
         self._running: list[Callable[[], object]] = []
@@ -123,14 +125,7 @@ class OceanNode(LifecycleNode):
                 raise ParameterError(f"parameter model_path: {error}") from None
             self.memory = Memory(model, self._state_path())
             self._connect(model)
-            for service, handle in (
-                ("reset", self._on_reset),
-                ("save", self._on_save),
-                ("restore", self._on_restore),
-                ("swap", self._on_swap),
-            ):
-                made = self.create_service(Trigger, f"~/{service}", handle)
-                self._made.append(functools.partial(self.destroy_service, made))
+            self.triggers = Services(self, self.memory)
         except BaseException:
             self._release()
             raise
@@ -214,9 +209,10 @@ class OceanNode(LifecycleNode):
         assert self.memory is not None
         inputs, outputs = self._named(Input), self._named(Output)
         wiring = wire(model.contract, self.settings, inputs, outputs)
-        for kind, topics in (("input", wiring.inputs), ("output", wiring.outputs)):
-            for item in topics:  # type: ignore[attr-defined]
-                self._check_topic(f"{kind}.{item.name}.topic", item.topic)
+        for item in wiring.inputs:
+            self._check_topic(f"input.{item.name}.topic", item.topic)
+        for made in wiring.outputs:
+            self._check_topic(f"output.{made.name}.topic", made.topic)
         trained = model.contract.rate_hz
         if trained and wiring.rate and abs(wiring.rate / trained - 1) > 0.05:
             self.get_logger().warning(f"rate is {wiring.rate:g}, but the model was trained at {trained:g} Hz")
@@ -319,18 +315,15 @@ class OceanNode(LifecycleNode):
                 f"the disk under {self.saver.path} does not answer; its last save is lost"
             )
         self.saver = self.stepper = None
-        services = [undo for undo in self._made if getattr(undo, "func", None) == self.destroy_service]
-        for undo in self._made:
-            if undo not in services:
-                undo()
-        self._made = services
+        while self._made:
+            self._made.pop()()
 
     def _release(self) -> None:
         """Undo on_configure."""
         self._disconnect()
-        while self._made:
-            self._made.pop()()
-        self.memory = None
+        if self.triggers is not None:
+            self.triggers.close()
+        self.triggers = self.memory = None
 
     # What happens while active
 
@@ -384,93 +377,6 @@ class OceanNode(LifecycleNode):
 
     def _on_unfit(self, name: str, event: Any) -> None:
         self.unfit.add(name)  # the next diagnostics say so: by then the publisher's name is known
-
-    # Services
-
-    def _on_reset(self, request: Any, response: Any) -> Any:
-        assert self.memory is not None
-        if self.stepper is not None and self.stepper.talk is not None:
-            self.stepper.talk.forget()
-        response.success, response.message = True, self.memory.apply("reset")
-        self.memory.decided = True
-        return response
-
-    def _on_restore(self, request: Any, response: Any) -> Any:
-        assert self.memory is not None
-        try:
-            response.message = self.memory.restore()
-            response.success = self.memory.decided = True
-            if self.stepper is not None and self.stepper.talk is not None:
-                self.stepper.talk.forget()
-        except OceanError as error:
-            response.message = str(error)
-        return response
-
-    async def _on_save(self, request: Any, response: Any) -> Any:
-        assert self.memory is not None
-        if self.saver is None:
-            response.message = "parameter state_path is empty: there is nowhere to save to"
-            return response
-        snapshot, saver = self.memory.stream.snapshot(), self.saver
-        written: Future[str] = Future()
-        saver.submit(snapshot, self._posting(written))
-        problem = await written
-        response.success = not problem
-        response.message = problem or f"saved step {snapshot.steps:,} to {saver.path}"
-        return response
-
-    async def _on_swap(self, request: Any, response: Any) -> Any:
-        """The file is read by a thread of its own, while steps go on; the swap itself is between two steps."""
-        path = self.get_parameter("model_path").value
-        if self._loading:
-            response.message = "another swap is still loading its model"
-            return response
-        self._loading = True
-        loaded: Future[Any] = Future()
-        post = self._posting(loaded)
-
-        def load() -> None:
-            try:
-                post(OceanModel.load(path))
-            except Exception as error:
-                post(error)
-
-        threading.Thread(target=load, name="ocean_swap", daemon=True).start()
-        found = await loaded
-        self._loading = False
-        try:
-            if not isinstance(found, OceanModel):
-                raise found if isinstance(found, OceanError) else OceanError(f"{path}: {found}")
-            response.message = self._swap(found)
-            response.success = True
-        except (OceanError, ParameterError) as error:
-            response.message = f"the node goes on with its model: {error}"
-        self.get_logger().info(f"swap to {path}: {response.message}")
-        return response
-
-    def _swap(self, model: OceanModel) -> str:
-        if self.memory is None or self.stepper is None:
-            raise OceanError("the node was cleaned up meanwhile")
-        wiring = wire(model.contract, self.settings, self.inputs, self.outputs)
-        now = self.stepper.wiring
-        if (wiring.text, wiring.size) != (now.text, now.size):
-            raise OceanError("the new model does not fit the topics; deactivate, clean up and configure")
-        if self.stepper.talk is not None:
-            self.stepper.talk.forget()
-        said = self.memory.swap(model)
-        self.stepper.rewire(wiring)
-        self.settings = dataclasses.replace(self.settings, model_path=str(model.path))
-        return said
-
-    def _posting(self, future: Future[Any]) -> Callable[[Any], None]:
-        """What hands a result from another thread to the executor's, where the service waits for it."""
-        executor = self.executor
-
-        def post(result: Any) -> None:
-            if executor is not None:
-                executor.create_task(future.set_result, result)
-
-        return post
 
     # Parameters and diagnostics
 

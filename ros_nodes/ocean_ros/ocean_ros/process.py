@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Sequence
 from types import FrameType
 
 import rclpy
@@ -18,7 +17,7 @@ SPIN = 0.1
 """Seconds at most until a signal is noticed."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: list[str] | None = None) -> int:
     """`ros2 run ocean_ros ocean_node --ros-args ...`. Returns the exit status."""
     stop: list[int] = []
 
@@ -36,8 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     executor = make_executor()
     executor.add_node(node)
     try:
-        if node.get_parameter("autostart").value is True and not stop:
-            if node.trigger_configure() == TransitionCallbackReturn.SUCCESS and not stop:
+        if node.get_parameter("autostart").value is True:
+            configured = node.trigger_configure() == TransitionCallbackReturn.SUCCESS
+            if configured and not stop:
                 node.trigger_activate()
         while rclpy.ok() and not stop:
             executor.spin_once(timeout_sec=SPIN)
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def make_executor() -> Executor:
     """The fastest that this ROS has."""
     try:
-        from rclpy.experimental import EventsExecutor
+        from rclpy.experimental import EventsExecutor  # type: ignore[attr-defined]
     except ImportError:
         return SingleThreadedExecutor()
     return EventsExecutor()

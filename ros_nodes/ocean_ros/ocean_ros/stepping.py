@@ -17,7 +17,7 @@ from ocean_ros.diagnostics import Counters, Second
 from ocean_ros.fields import Values
 from ocean_ros.memory import Memory
 from ocean_ros.parameters import Input, Settings
-from ocean_ros.wiring import InputWire, Wiring, label
+from ocean_ros.wiring import Wiring, label
 
 MAX_DELAY = 3600.0
 """Seconds; a message that waited longer than this did not: the clock was set meanwhile."""
@@ -270,11 +270,11 @@ class Drops:
         if not number or not publisher:
             return 0
         key = bytes(publisher["data"])
-        last = self._last.pop(key, number - 1)
+        last = self._last.pop(key, int(number) - 1)
         self._last[key] = number
         if len(self._last) > MAX_PUBLISHERS:
             del self._last[next(iter(self._last))]
-        return max(0, number - last - 1)
+        return max(0, int(number) - last - 1)
 
 
 def waited(info: Mapping[str, Any]) -> float:
