@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[cpu,train,export,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[cpu,train,export,ros,dev]'
 	touch $@
 
 demo: $(VENV)/installed
