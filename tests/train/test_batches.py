@@ -37,9 +37,10 @@ def test_windows_are_pieces_of_the_text_and_follow_from_seed_and_step(
     batch: int, window: int, extra: int, seed: int, step: int
 ) -> None:
     tokens = torch.arange(window + 1 + extra)
-    inputs, targets, carries = windows(tokens, batch, window, seed)(step)
+    found = windows(tokens, batch, window, seed)(step)
+    inputs, targets = found.inputs, found.targets
     assert inputs.shape == targets.shape == (batch, window)
-    assert not carries
+    assert not found.carries
     assert torch.equal(targets, inputs + 1)  # the tokens count up, so each is its predecessor's successor
     assert torch.equal(inputs, inputs[:, :1] + torch.arange(window))
     assert torch.equal(inputs, windows(tokens, batch, window, seed)(step).inputs)
