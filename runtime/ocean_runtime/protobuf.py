@@ -51,27 +51,31 @@ class Reader:
 
     def fields(self, span: Span) -> Iterator[Field]:
         """The fields of a message, in order. Raises WireError."""
-        at = span.start
-        while at < span.end:
+        at, end_of_all, data = span.start, span.end, self.data
+        while at < end_of_all:
             self.budget -= 1
             if self.budget < 0:
                 raise WireError("it has more fields than a step graph needs")
-            key, at = self._varint(at, span.end)
+            key = data[at]
+            if key < 128:  # as nearly all are; the rest is for the others
+                at += 1
+            else:
+                key, at = self._varint(at, end_of_all)
             number, wire = key >> 3, key & 7
             if not 0 < number < 1 << 29:
                 raise WireError(f"field number {number} is impossible")
             if wire == VARINT:
-                value, at = self._varint(at, span.end)
+                value, at = self._varint(at, end_of_all)
                 yield Field(number, wire, value, Span(at, at))
             elif wire == BYTES:
-                length, at = self._varint(at, span.end)
-                if length > span.end - at:
+                length, at = self._varint(at, end_of_all)
+                if length > end_of_all - at:
                     raise WireError("it ends within a field, so it is cut off or damaged")
                 yield Field(number, wire, 0, Span(at, at + length))
                 at += length
             elif wire in _FIXED:
                 end = at + _FIXED[wire]
-                if end > span.end:
+                if end > end_of_all:
                     raise WireError("it ends within a field, so it is cut off or damaged")
                 yield Field(number, wire, int.from_bytes(self.data[at:end], "little"), Span(at, end))
                 at = end

@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 from ocean_runtime.contract import MAX_JSON_BYTES, METADATA_KEY
 from ocean_runtime.errors import ContractError
-from ocean_runtime.operators import AT_LEAST_ONE, DOMAINS, GROWS, ONE_OF, SUBGRAPHS
+from ocean_runtime.operators import AT_LEAST_ONE, DOMAINS, GROWS, ONE_OF, OPTIONAL, SUBGRAPHS
 from ocean_runtime.protobuf import BYTES, FIXED32, FIXED64, VARINT, Field, Reader, Span, WireError, signed
 
-MAX_FIELDS = 500_000
-MAX_NODES = 20_000
+MAX_FIELDS = 250_000
+MAX_NODES = 10_000
 MAX_DEPTH = 6
 """Graphs within graphs."""
 MAX_RANK = 8
@@ -131,6 +131,9 @@ class _Scanner:
                 "if yours does, it is added in ocean_runtime/operators.py"
             )
         inputs = [self.text(f, MAX_NAME_BYTES) for f in found.get(1, ())]
+        for i, name in enumerate(inputs):
+            if not name and i not in OPTIONAL.get(operator, ()):
+                raise ContractError(f"leaves out input {i} of an operator {operator!r}, which needs it")
         outputs = [self.text(f, MAX_NAME_BYTES) for f in found.get(2, ())]
         numbers: dict[str, list[int]] = {}
         for attribute in found.get(5, ()):
