@@ -9,28 +9,39 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ocean_runtime import OceanError, OceanModel, __version__
 from ocean_runtime.describe import describe
 from ocean_runtime.files import write_atomically
+from ocean_runtime.prefill import path_beside
+
+from ocean_export import adopt_cli
+
+if TYPE_CHECKING:
+    import onnx
+    from ocean_runtime import Contract
 
 
 def main(argv: list[str] | None = None) -> int:
     """The command. Returns the exit status: 0, or 1 with one sentence on standard error."""
-    args = _parser().parse_args(argv)
+    arguments = sys.argv[1:] if argv is None else argv
     try:
+        if arguments[:1] == ["adopt"]:
+            return adopt_cli.run(arguments[1:])
+        args = _parser().parse_args(arguments)
         if args.inspect:
             print(describe(OceanModel.load(args.source).contract))
             return 0
-        return _export(Path(args.source), Path(args.output))
+        return _export(args)
     except ImportError as error:
-        if error.name not in ("torch", "onnx", "onnxscript"):
+        if error.name not in ("torch", "onnx"):
             raise
         print(f"ocean-export: needs {error.name}: pip install 'oceanstate[export]'", file=sys.stderr)
     except (OceanError, ValueError) as error:
         print(f"ocean-export: {error}", file=sys.stderr)
     except OSError as error:
-        print(f"ocean-export: {args.output} can't be written: {error.strerror}", file=sys.stderr)
+        print(f"ocean-export: {error.filename} can't be read or written: {error.strerror}", file=sys.stderr)
     return 1
 
 
@@ -38,55 +49,128 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ocean-export",
         description="Turn a checkpoint into one verified, self-describing, single-step ONNX file.",
+        epilog="ocean-export adopt --help: make such a file out of somebody else's single-step recurrent ONNX.",
     )
     parser.add_argument("source", help="a folder that ocean-train made; with --inspect, an .onnx file")
     parser.add_argument("-o", "--output", metavar="FILE", default="model.onnx", help="default: model.onnx")
+    parser.add_argument(
+        "--precision",
+        choices=("fp32", "int8", "int4"),
+        default="fp32",
+        help="of the weight matrices; all else stays float32 (default: fp32)",
+    )
+    parser.add_argument(
+        "--max-loss-increase",
+        metavar="X",
+        type=_limit,
+        help="what int8 or int4 may cost on held-out data, as a number or a percentage "
+        "(default: 0.02 nats, or 2%% of the RMSE)",
+    )
+    parser.add_argument(
+        "--portable",
+        action="store_true",
+        help="only operators of the ONNX standard, for other runtimes and onnxruntime before 1.22 "
+        "(fp32 always is)",
+    )
+    parser.add_argument(
+        "--prefill",
+        action="store_true",
+        help="also write NAME.prefill.onnx, which runs many steps in one call; ocean-run and stream.run use it",
+    )
     parser.add_argument("--inspect", action="store_true", help="say what an exported file says about itself")
     parser.add_argument("--version", action="version", version=f"oceanstate {__version__}")
     return parser
 
 
-def _export(source: Path, output: Path) -> int:
-    import onnxscript  # noqa: F401  # torch needs it to export: if it is missing, say so before any work
+def _limit(text: str) -> str:
+    value = float(text.removesuffix("%"))
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be 0 or more, not {text}")
+    return text
+
+
+def _export(args: argparse.Namespace) -> int:
     import torch
     from ocean_train import checkpoint
     from ocean_train.observations import InUnits, Stepper
 
     from ocean_export.contract import attach, contract_of
-    from ocean_export.graph import step_graph
+    from ocean_export.heldout import LIMIT, heldout_of, measure
+    from ocean_export.lean import lean_graph
+    from ocean_export.prefill import attach_prefill, prefill_graph, verify_prefill
     from ocean_export.units import in_units
     from ocean_export.verify import make_trial, reference, verify
 
-    saved = checkpoint.load(source)
+    output, precision, portable = Path(args.output), args.precision, args.portable
+    if precision == "int4" and portable:
+        raise ValueError("opset 20 has no 4-bit product; choose int8, or leave out --portable")
+    saved = checkpoint.load(Path(args.source))
     if not output.parent.is_dir():  # said before the work, not after it
         raise NotADirectoryError(errno.ENOENT, os.strerror(errno.ENOENT), str(output.parent))
-    model = saved.model()
+    model, observations = saved.model(), saved.observations
     torch.set_num_threads(1)  # small steps: more threads wait for each other longer than they compute
-    proto, trial = step_graph(model), make_trial(model)
     stepper: Stepper = model
-    if saved.observations is not None:
-        proto = in_units(proto, saved.observations)
-        stepper = InUnits(model, saved.observations)
-        trial = make_trial(stepper, observations=saved.observations, recording=saved.heldout.numpy())
+    if observations is None:
+        trial = make_trial(model)
+    else:
+        stepper = InUnits(model, observations)
+        trial = make_trial(stepper, observations=observations, recording=saved.heldout.numpy())
+
+    def finished(proto: onnx.ModelProto) -> onnx.ModelProto:
+        return proto if observations is None else in_units(proto, observations)
+
     contract = contract_of(saved, model)
-    attach(proto, contract)
-    with tempfile.TemporaryDirectory(prefix="ocean-export-") as folder:
-        candidate = Path(folder) / "candidate.onnx"
-        candidate.write_bytes(proto.SerializeToString())
-        parity = verify(OceanModel.load(candidate), trial, reference(stepper, trial))
+    proto = finished(lean_graph(model))
+    parity = verify(_loaded(proto, contract), trial, reference(stepper, trial))
     print(f"ocean-export: {parity}")
     if not parity.passed:
-        print(
-            f"ocean-export: the exported graph differs from the trained model by {parity.largest:.1e}, more than "
-            f"{parity.tolerance:g}; no file was written",
-            file=sys.stderr,
+        return _refuse(
+            f"the exported graph differs from the trained model by {parity.largest:.1e}, more than "
+            f"{parity.tolerance:g}"
         )
-        return 1
-    attach(proto, dataclasses.replace(contract, parity=parity.to_dict()))
-    content = proto.SerializeToString()
-    write_atomically(output, content)
-    print(f"ocean-export: wrote {output}, {len(content):,} bytes, state id {contract.state_id[:19]}")
+    measured = parity.to_dict()
+    if precision != "fp32":
+        contract = dataclasses.replace(contract, precision=precision)
+        proto = finished(lean_graph(model, precision, portable))
+        cost = measure(_loaded(proto, contract), stepper, heldout_of(saved))
+        print(f"ocean-export: {precision}: {cost}")
+        limit = args.max_loss_increase or LIMIT[model.config.head]
+        if not cost.within(limit):
+            return _refuse(
+                f"{precision} makes the loss worse by {cost.increase:.4f} {cost.unit}, and {limit} is allowed; "
+                "raise --max-loss-increase, or choose more bits"
+            )
+        measured = {"float32_graph": measured, "heldout": cost.to_dict()}
+    contract = dataclasses.replace(contract, parity=measured)
+    files = {output: attach(proto, contract)}
+    if args.prefill:
+        many = attach_prefill(finished(prefill_graph(model, precision, portable)), contract)
+        difference = verify_prefill(many, _loaded(proto, contract), trial)
+        print(f"ocean-export: prefill: largest difference from the step file {difference:.1e}")
+        if not difference <= parity.tolerance:
+            return _refuse(f"the prefill graph differs from the step graph by {difference:.1e}")
+        files[path_beside(output)] = many
+    for path, content in files.items():
+        write_atomically(path, content)
+        print(f"ocean-export: wrote {path}, {len(content):,} bytes, state id {contract.state_id[:19]}")
+    if precision == "int8" and not portable:
+        print("ocean-export: this file needs onnxruntime 1.22 or newer; --portable makes one for 1.17")
     return 0
+
+
+def _loaded(proto: onnx.ModelProto, contract: Contract) -> OceanModel:
+    """The model as the runtime will load it from a file."""
+    from ocean_export.contract import attach
+
+    with tempfile.TemporaryDirectory(prefix="ocean-export-") as folder:
+        candidate = Path(folder) / "candidate.onnx"
+        candidate.write_bytes(attach(proto, contract))
+        return OceanModel.load(candidate)
+
+
+def _refuse(reason: str) -> int:
+    print(f"ocean-export: {reason}; no file was written", file=sys.stderr)
+    return 1
 
 
 if __name__ == "__main__":

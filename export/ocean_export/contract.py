@@ -13,7 +13,8 @@ from ocean_train.checkpoint import Checkpoint
 from ocean_train.model import OceanConfig, OceanTransformer
 from ocean_train.observations import Observations
 
-from ocean_export.graph import INPUT, IR_VERSION, OCEAN, OCEAN_NEXT, OPSET, OUTPUT
+from ocean_export.graph import INPUT, OCEAN, OCEAN_NEXT, OUTPUT
+from ocean_export.lean import IR_VERSION, OPSET
 
 
 def state_id(model: OceanTransformer, observations: Observations | None = None) -> str:
@@ -82,12 +83,19 @@ def _tensors(config: OceanConfig, observations: Observations | None) -> tuple[Te
     )
 
 
-def attach(proto: onnx.ModelProto, contract: Contract) -> None:
-    """Write the contract into the file's metadata, in place of one that is there."""
-    kept = [entry for entry in proto.metadata_props if entry.key != METADATA_KEY]
+def attach(proto: onnx.ModelProto, contract: Contract) -> bytes:
+    """The file: the graph, and the contract in its metadata in place of one that is there."""
+    return with_metadata(proto, METADATA_KEY, contract.to_json())
+
+
+def with_metadata(proto: onnx.ModelProto, key: str, value: str) -> bytes:
+    """The file with one entry of metadata set."""
+    kept = [entry for entry in proto.metadata_props if entry.key != key]
     del proto.metadata_props[:]
     proto.metadata_props.extend(kept)
-    proto.metadata_props.add(key=METADATA_KEY, value=contract.to_json())
+    proto.metadata_props.add(key=key, value=value)
+    content: bytes = proto.SerializeToString()
+    return content
 
 
 def _provenance(checkpoint: Checkpoint) -> dict[str, Any]:

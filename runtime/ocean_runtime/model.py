@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +14,7 @@ from numpy.typing import NDArray
 from ocean_runtime.contract import BATCH, DTYPES, Contract, show_shape, sized
 from ocean_runtime.errors import ContractError
 from ocean_runtime.files import read_bounded
+from ocean_runtime.prefill import PREFILL_KEY, Prefill, path_beside
 from ocean_runtime.probe import try_in_a_process
 from ocean_runtime.scan import scan
 
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
 
 MAX_FILE_BYTES = (1 << 31) - 1
 """protobuf's own limit, and so the largest possible ONNX file without external data."""
+
+_log = logging.getLogger(__name__)
 
 _ONNX_DTYPES = {
     "tensor(float)": "float32",
@@ -42,6 +47,7 @@ class OceanModel:
         self.contract = contract
         self.path = path
         self._session = session
+        self._beside: tuple[int, Sequence[str] | None] | None = None
         self._check_graph()
         self._outputs = [t.name for t in contract.outputs] + [s.output for s in contract.states]
         self._warm_up()
@@ -78,7 +84,10 @@ class OceanModel:
             contract = Contract.from_json(text)
             if untrusted:
                 try_in_a_process(data)
-            return cls(session_of(data, threads, providers), contract, path)
+            model = cls(session_of(data, threads, providers), contract, path)
+            if not untrusted:  # what lies beside a stranger's file is a stranger's too
+                model._beside = threads, providers
+            return model
         except ContractError as error:
             raise ContractError(f"{path}: {error}") from None
 
@@ -91,6 +100,20 @@ class OceanModel:
         from ocean_runtime.stream import OceanStream
 
         return OceanStream(self, batch, guard=guard)
+
+    @cached_property
+    def prefill(self) -> Prefill | None:
+        """The graph for many steps at once, where one that fits lies beside the file; read when first used."""
+        path = path_beside(self.path)
+        if self._beside is None or not path.is_file():
+            return None
+        try:
+            data = _read_file(path)
+            found = scan(data, PREFILL_KEY)
+            return Prefill(session_of(data, *self._beside), self.contract, found)
+        except ContractError as error:
+            _log.warning("%s is not used, and steps are taken one by one: it %s", path, error)
+            return None
 
     def initial_state(self, batch: int) -> dict[str, NDArray[Any]]:
         """The state before the first step, by the graph's input names, for `batch` streams."""

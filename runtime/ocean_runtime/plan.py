@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -107,6 +107,25 @@ class Plan:
         for name, i in self._predicting:
             predictions[name] = results[i].copy()
         return results, states, predictions
+
+    def steps(self, xs: Sequence[Inputs] | Array, state: Mapping[str, Array], number: int) -> Step | None:
+        """As many checked steps as `xs` has, in one call; outputs are those of all steps, (T, ...).
+
+        None where the model has no graph for that. Raises InputError and StateError; nothing is changed.
+        """
+        prefill = self.model.prefill
+        if prefill is None or self._only is None:
+            return None
+        name, entry = self._only
+        values = [by_name(x, self.entries)[name] if isinstance(x, Mapping) else x for x in xs]
+        feed = {name: np.stack([entry.take(value) for value in values]), **state}
+        try:
+            results = prefill.compute(feed)
+        except Exception as error:  # onnxruntime's exceptions share no base class
+            raise InputError(f"the graph can't take these steps: {error}") from None
+        self._check(results, number)
+        states = {name: results[i] for name, i in self._pairs}
+        return results, states, {name: results[i][-1].copy() for name, i in self._predicting}
 
     def compute(self, feed: dict[str, Array], state: Mapping[str, Array]) -> list[Array]:
         """Run the graph: outputs, then next states, all fresh. Raises InputError where it can't."""

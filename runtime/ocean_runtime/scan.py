@@ -64,14 +64,16 @@ _ODD_ATTRIBUTES = {
 _ODD_TENSORS = {3: "parts of tensors", 6: "strings", 13: "external data"}
 
 
-def scan(data: bytes) -> str | None:
-    """Check a model file's bytes, and return the contract's JSON; None where it holds none.
+def scan(data: bytes, key: str = METADATA_KEY) -> str | None:
+    """Check a model file's bytes, and return the contract's JSON, or what else `key` names in the metadata.
+
+    None where it holds none.
 
     Raises ContractError, its message a predicate: "uses the operator ...".
     """
     scanner = _Scanner(data)
     try:
-        return scanner.model()
+        return scanner.model(key)
     except WireError as error:
         raise ContractError(f"is no ONNX file: {error}") from None
 
@@ -88,7 +90,7 @@ class _Scanner:
         self.whole = Field(0, BYTES, 0, Span(0, len(data)))
         self.nodes = 0
 
-    def model(self) -> str | None:
+    def model(self, key: str) -> str | None:
         found = self.message(
             self.whole, once=(1, 7), never={20: "training information", 25: "local functions"}
         )
@@ -98,7 +100,7 @@ class _Scanner:
         contracts = []
         for entry in found.get(14, ()):
             fields = self.message(entry, once=(1, 2))
-            if self.name(fields, 1) == METADATA_KEY:
+            if self.name(fields, 1) == key:
                 contracts += [self.text(f, MAX_JSON_BYTES) for f in fields.get(2, ())]
         if len(contracts) > 1:
             raise ContractError("holds two contracts; export the model again")

@@ -41,19 +41,19 @@ def test_a_graph_that_differs_leaves_no_file_and_exits_with_1(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from ocean_export import graph
+    from ocean_export import lean
 
-    good = graph.step_graph
+    good = lean.lean_graph
 
     def bad(model: object) -> onnx.ModelProto:
         proto = good(model)  # type: ignore[arg-type]
-        weight = next(w for w in proto.graph.initializer if w.name == "blocks.1.wv.weight")
+        weight = next(w for w in proto.graph.initializer if w.name == "layer1.value.weight")
         values = onnx.numpy_helper.to_array(weight).copy()
         values[3, 3] *= 1.1
         weight.raw_data = values.tobytes()
         return proto
 
-    monkeypatch.setattr(graph, "step_graph", bad)
+    monkeypatch.setattr(lean, "lean_graph", bad)
     assert cli.main([str(checkpoint_folder), "-o", str(tmp_path / "model.onnx")]) == 1
     assert list(tmp_path.iterdir()) == []
     assert "no file was written" in capsys.readouterr().err
@@ -83,7 +83,7 @@ def test_what_is_wrong_is_said_in_one_sentence(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("missing", ["torch", "onnx", "onnxscript"])
+@pytest.mark.parametrize("missing", ["torch", "onnx"])
 def test_a_missing_package_is_one_sentence(
     environment: dict[str, str], checkpoint_folder: Path, tmp_path: Path, missing: str
 ) -> None:

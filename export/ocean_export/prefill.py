@@ -1,0 +1,94 @@
+"""Many steps in one call: token-only work before the loop, the head after it, only the ocean inside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from ocean_runtime.contract import Contract
+from ocean_runtime.model import OceanModel, session_of
+from ocean_runtime.prefill import PREFILL_KEY, Prefill, binding
+from ocean_train.model import OceanTransformer
+
+from ocean_export.build import GraphBuilder
+from ocean_export.contract import with_metadata
+from ocean_export.graph import INPUT, OCEAN, OCEAN_NEXT, OUTPUT
+from ocean_export.lean import IR_VERSION, OPSET, Read, advance, blocks, fold, read_out, read_token
+from ocean_export.verify import Trial
+
+Array = NDArray[Any]
+
+
+def prefill_graph(
+    model: OceanTransformer, precision: str = "fp32", portable: bool = False
+) -> onnx.ModelProto:
+    """T steps: (token int64 [T, B] | observation float32 [T, B, M]), ocean [B, D] -> output [T, B, ·], ocean_next.
+
+    Each step computes what the step graph of the same precision computes.
+    """
+    config = model.config
+    D = config.width
+    layers = [fold(block) for block in blocks(model)]
+    g = GraphBuilder(precision, portable, flat=False)
+    entry, output = INPUT[config.kind], OUTPUT[config.head]
+    token = read_token(g, model, layers[0], entry)
+    known = Read("step.normalised", "step.query", "step.residual", holds_value=True)
+
+    body = GraphBuilder(precision, portable)
+    x = advance(body, config, layers, known, "step.ocean", "step.ocean_next")
+    body.op("step.ocean_kept", "Identity", x)
+    rows = ("B", D)
+    g.ops(
+        (OCEAN_NEXT, "oceans"),
+        "Scan",
+        OCEAN,
+        token.normalised,
+        token.query,
+        token.residual,
+        num_scan_inputs=3,
+        body=body.graph(
+            "step",
+            [(name, "float32", rows) for name in ("step.ocean", *known[:3])],
+            [("step.ocean_next", "float32", rows), ("step.ocean_kept", "float32", rows)],
+        ),
+    )
+    read_out(g, model, "oceans", output)
+    return g.model(
+        "ocean_prefill",
+        [
+            (entry, "int64", ("T", "B"))
+            if config.kind == "tokens"
+            else (entry, "float32", ("T", "B", config.inputs)),
+            (OCEAN, "float32", rows),
+        ],
+        [(output, "float32", ("T", "B", config.outputs)), (OCEAN_NEXT, "float32", rows)],
+        OPSET,
+        IR_VERSION,
+    )
+
+
+def attach_prefill(proto: onnx.ModelProto, contract: Contract) -> bytes:
+    """The file: the graph, and in its metadata the step file that it belongs to."""
+    return with_metadata(proto, PREFILL_KEY, binding(contract))
+
+
+def verify_prefill(content: bytes, step: OceanModel, trial: Trial) -> float:
+    """The largest difference between the prefill graph and its step graph, outputs and final state.
+
+    All rows of the trial together, from its oceans, relative to the largest value where that is above 1.
+    """
+    contract = step.contract
+    prefill = Prefill(session_of(content, 1, None), contract, binding(contract))
+    entry, state = contract.inputs[0].name, contract.states[0].input
+    outputs, ocean = [], trial.ocean
+    for x in trial.inputs:
+        output, ocean = step.compute({entry: x, state: ocean})
+        outputs.append(output)
+    found = prefill.compute({entry: trial.inputs, state: trial.ocean})
+    return max(_difference(a, b) for a, b in zip(found, (np.stack(outputs), ocean), strict=True))
+
+
+def _difference(found: Array, wanted: Array) -> float:
+    return float(np.abs(found - wanted).max() / max(1.0, np.abs(wanted).max()))
