@@ -65,11 +65,12 @@ class Table:
     def __init__(self, chunks: Iterable[bytes], name: str) -> None:
         """Reads the first line. Raises InputError where there is none, or it names no columns."""
         self.name = name
-        self._lines = _lines(chunks, name)
-        first = next(self._lines, "")
+        self.lines = _lines(chunks, name)
+        """Those that nobody has read yet."""
+        first = next(self.lines, "")
         if not first.strip():
             raise InputError(f"{name} is empty; its first line must name the columns")
-        self._separator = next((s for s in ",;\t" if s in first), ",")
+        self.separator = next((s for s in ",;\t" if s in first), ",")
         self.columns = tuple(element(cell) for cell in self._read([first]))
         names = [column.name for column in self.columns]
         for twice in sorted({n for n in names if names.count(n) > 1}):
@@ -77,10 +78,13 @@ class Table:
         if all(_is_number(n) for n in names):
             raise InputError(f"{name} starts with numbers; its first line must name the columns")
 
-    def cells(self) -> Iterator[tuple[int, list[str]]]:
-        """Each row's number, from 1, and its cells. Raises InputError where a row has too few or too many."""
-        reader = csv.reader(self._lines, delimiter=self._separator)
-        count = 0
+    def cells(self, lines: Iterable[str] | None = None, before: int = 0) -> Iterator[tuple[int, list[str]]]:
+        """Each row's number, from 1, and its cells. Raises InputError where a row has too few or too many.
+
+        lines: read these, which come after `before` rows; what is left of the source where None.
+        """
+        reader = csv.reader(self.lines if lines is None else lines, delimiter=self.separator)
+        count = before
         while True:
             try:
                 cells = next(reader)
@@ -131,7 +135,7 @@ class Table:
 
     def _read(self, lines: Iterable[str]) -> list[str]:
         try:
-            return next(csv.reader(lines, delimiter=self._separator))
+            return next(csv.reader(lines, delimiter=self.separator))
         except csv.Error as error:
             raise InputError(f"{self.name} does not begin with a line of CSV: {error}") from None
 

@@ -179,8 +179,7 @@ def _check_period(what: str, periods: Array, max_age_s: float) -> None:
 class _CsvTable:
     def __init__(self, path: Path) -> None:
         self.table = Table(_chunks(path), str(path))
-        self._cells = self.table.cells()
-        self._first = list(islice(self._cells, BLOCK_ROWS))
+        self._first = list(self.table.cells(islice(self.table.lines, BLOCK_ROWS)))
         if not self._first:
             raise LogError(f"{path} has no row after its first line")
 
@@ -199,28 +198,49 @@ class _CsvTable:
     def blocks(self, layout: _Layout) -> Iterator[Block]:
         table, request = self.table, layout.request
         numeric = [table.find(item) for item in layout.numeric]
-        time = None if request.time is None else table.find(element(request.time))
+        time, episode, classes = (
+            None if name is None else table.find(element(name))
+            for name in (request.time, request.episode, request.classes)
+        )
         scale = 1.0 if time is None else _seconds(table.columns[time])
-        episode = None if request.episode is None else table.find(element(request.episode))
-        classes = None if request.classes is None else table.find(element(request.classes))
-        rows = self._first
-        while rows:
-            columns = list(zip(*(cells for _, cells in rows), strict=True))
+        numbers = numeric if time is None else [*numeric, time]
+        texts = [index for index in (episode, classes) if index is not None]
+        rows, count = self._first, 0
+        values, words = self._parse(rows, numbers, texts)
+        while len(values):
+            count += len(values)
             yield Block(
-                np.stack([self._numbers(rows, columns, i) for i in numeric], axis=1),
-                None if time is None else scale * self._numbers(rows, columns, time),
-                [""] * len(rows) if episode is None else columns[episode],
-                None if classes is None else columns[classes],
+                values[:, : len(numeric)],
+                None if time is None else scale * values[:, -1],
+                [""] * len(values) if episode is None else words[0],
+                None if classes is None else words[-1],
             )
-            rows = list(islice(self._cells, BLOCK_ROWS))
+            lines = list(islice(table.lines, BLOCK_ROWS))
+            try:
+                values, words = self._parse_plain(lines, numbers, texts)
+            except ValueError:
+                values, words = self._parse(list(table.cells(lines, count)), numbers, texts)
 
-    def _numbers(
-        self, rows: list[tuple[int, list[str]]], columns: list[tuple[str, ...]], index: int
-    ) -> Array:
-        try:
-            return np.fromiter(map(float, columns[index]), np.float64, len(rows))
-        except ValueError:  # a missing value, or what is no number: the slow way says in which row
-            return np.array([self.table.value(count, cells, index) for count, cells in rows])
+    def _parse(
+        self, rows: list[tuple[int, list[str]]], numbers: list[int], texts: list[int]
+    ) -> tuple[Array, list[list[str]]]:
+        """(n, numbers) and the text columns of rows of cells, whatever is in them."""
+        values = [[self.table.value(count, cells, index) for index in numbers] for count, cells in rows]
+        words = [[cells[index] for _, cells in rows] for index in texts]
+        return np.array(values, np.float64).reshape(len(rows), len(numbers)), words
+
+    def _parse_plain(
+        self, lines: list[str], numbers: list[int], texts: list[int]
+    ) -> tuple[Array, list[list[str]]]:
+        """The same, ten times as fast; ValueError where a line has quotes, a missing value or no number."""
+        separator, count = self.table.separator, len(self.table.columns) - 1
+        if any(line.count(separator) != count or '"' in line for line in lines):
+            raise ValueError
+        if not lines:
+            return np.zeros((0, len(numbers))), []
+        values = np.loadtxt(lines, np.float64, None, separator, usecols=numbers, ndmin=2)
+        words = [[line.rstrip("\r\n").split(separator)[index] for line in lines] for index in texts]
+        return values, words
 
 
 class _NpzTable:
