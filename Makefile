@@ -13,6 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[cpu,train,export,ros,dev]'
+	$(BIN)/pip install --quiet --no-deps silero-vad==6.2.3  # for the files it ships; it asks for torchaudio
 	touch $@
 
 demo: $(VENV)/installed
