@@ -27,7 +27,8 @@ def losses(regime: str, dtype: torch.dtype, steps: int = 100, seed: int = 0) -> 
     """Train on the echo of the token before, the ocean carried from window to window."""
     config = OceanConfig(5, 5, width=16, layers=2, heads=4)
     model = OceanTransformer(config, seed).to(dtype)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    # At 1e-2 this seed's training magnifies the rounding of 1e-14 to 7e-9 within 100 steps (docs/log.md).
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     generator = torch.Generator().manual_seed(seed)
     ocean, found = None, []
     for _ in range(steps):
@@ -39,8 +40,9 @@ def losses(regime: str, dtype: torch.dtype, steps: int = 100, seed: int = 0) -> 
     return found
 
 
-def test_serial_and_full_train_alike() -> None:
-    serial, full = losses("serial", torch.float64), losses("full", torch.float64)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_serial_and_full_train_alike(seed: int) -> None:
+    serial, full = (losses(regime, torch.float64, seed=seed) for regime in ("serial", "full"))
     worst = max(abs(a - b) for a, b in zip(serial, full, strict=True))
     print(f"largest difference of a loss in 100 steps: {worst:.1e}")
     assert worst < 1e-9
