@@ -18,7 +18,7 @@ from ocean_ros.stepping import Drops
 from ocean_ros.wiring import wire
 from ocean_runtime import OceanModel
 from sensor_msgs.msg import BatteryState, Image, JointState
-from std_msgs.msg import Float32MultiArray
+from std_msgs.msg import Float32MultiArray, Float64MultiArray
 
 PATHS = [
     "pose.pose.position.x",
@@ -216,3 +216,14 @@ def test_numbers_by_default(tmp_path: Path) -> None:
     x = wiring.inputs[0].read(Float32MultiArray(data=[1.0, 2.0, 3.0]))
     assert x.tolist() == [1.0, 2.0, 3.0]
     assert wiring.outputs[0].template.layout.dim[0].size == 3
+
+
+def test_numbers_too_large_for_float32_travel_as_float64(tmp_path: Path) -> None:
+    memory = Memory(OceanModel.load(leaky(tmp_path / "m.onnx", reference=5e6)), None)
+    wiring = wire(memory.stream.model.contract, Settings(), {"input": Input()}, {"output": Output()})
+    assert wiring.inputs[0].type == "std_msgs/msg/Float64MultiArray"
+    x = wiring.inputs[0].read(Float64MultiArray(data=[5e6 + 0.01, 5e6, 5e6]))
+    output = memory.step(x)
+    wiring.outputs[0].write(output)
+    assert wiring.outputs[0].template.data.tolist() == output.tolist()
+    assert abs(output - 5e6).max() < 1 and (output != 5e6).all()
