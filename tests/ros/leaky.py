@@ -36,13 +36,19 @@ def leaky(
     seed: int = 0,
     rate_hz: float | None = None,
     work: int = 0,
+    reference: float = 0.0,
     note: str = "",
 ) -> Path:
     """Write such a model. outputs: names where it does not predict its next input.
 
+    reference: of every element, such as a UTM coordinate's.
     work: the size of a square matrix that each step multiplies with ten times, for a step that takes long.
     """
     names = list(inputs if outputs is None else outputs)
+
+    def elements(names: Sequence[str]) -> tuple[Element, ...]:
+        return tuple(Element(name, reference=reference) for name in names)
+
     W, V = weights(len(inputs), len(names), width, seed)
     stored = {"W": W, "V": V, "decay": np.array(DECAY)}
     nodes = [
@@ -85,14 +91,19 @@ def leaky(
     contract = Contract(
         kind="features",
         inputs=(
-            Tensor("observation", "float32", ("B", len(inputs)), elements=tuple(Element(n) for n in inputs)),
+            Tensor(
+                "observation",
+                "float32",
+                ("B", len(inputs)),
+                elements=tuple(Element(n, reference=reference) for n in inputs),
+            ),
         ),
         outputs=(
             Tensor(
                 "prediction",
                 "float32",
                 ("B", len(names)),
-                elements=tuple(Element(n) for n in names),
+                elements=elements(names),
                 predicts="observation" if outputs is None else "",
             ),
         ),

@@ -1,5 +1,6 @@
 """Field paths, wiring, diagnostics' judgement, the age of snapshots: what needs no second process."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,9 @@ from ocean_ros.saver import Saver
 from ocean_ros.stepping import Drops
 from ocean_ros.wiring import wire
 from ocean_runtime import OceanModel
+from ocean_runtime.snapshot import write
 from sensor_msgs.msg import BatteryState, Image, JointState
-from std_msgs.msg import Float32MultiArray
+from std_msgs.msg import Float32MultiArray, Float64MultiArray
 
 PATHS = [
     "pose.pose.position.x",
@@ -193,6 +195,11 @@ def test_a_clock_that_cant_be_right_tells_no_age(tmp_path: Path) -> None:
     fresh = Memory(OceanModel.load(path), tmp_path / "state")
     lost, why = fresh.wake(1e-9, "restore")
     assert lost and "s old" in why and fresh.stream.steps == 0
+    write(replace(saved, saved_at=saved.saved_at + 1e6), tmp_path / "state")
+    fresh = Memory(OceanModel.load(path), tmp_path / "state")
+    lost, why = fresh.wake(0.0, "reset")
+    assert lost and "can't be told" in why and fresh.stream.steps == 0
+    assert not fresh.wake(0.0, "restore")[0] and fresh.stream.steps == 1
 
 
 def test_a_full_disk_is_told_and_the_next_save_tries_again(tmp_path: Path) -> None:
@@ -216,3 +223,14 @@ def test_numbers_by_default(tmp_path: Path) -> None:
     x = wiring.inputs[0].read(Float32MultiArray(data=[1.0, 2.0, 3.0]))
     assert x.tolist() == [1.0, 2.0, 3.0]
     assert wiring.outputs[0].template.layout.dim[0].size == 3
+
+
+def test_numbers_too_large_for_float32_travel_as_float64(tmp_path: Path) -> None:
+    memory = Memory(OceanModel.load(leaky(tmp_path / "m.onnx", reference=5e6)), None)
+    wiring = wire(memory.stream.model.contract, Settings(), {"input": Input()}, {"output": Output()})
+    assert wiring.inputs[0].type == "std_msgs/msg/Float64MultiArray"
+    x = wiring.inputs[0].read(Float64MultiArray(data=[5e6 + 0.01, 5e6, 5e6]))
+    output = memory.step(x)
+    wiring.outputs[0].write(output)
+    assert wiring.outputs[0].template.data.tolist() == output.tolist()
+    assert abs(output - 5e6).max() < 1 and (output != 5e6).all()

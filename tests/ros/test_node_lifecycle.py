@@ -71,6 +71,9 @@ def test_each_mistake_fails_configure_with_one_sentence(pair, folder: Path, tiny
     assert "output.output.fields" in refused(
         pair, input__input__topic="/imu", output__output__type="geometry_msgs/msg/Twist"
     )
+    told = refused(pair, output__output__type="", output__output__topic="/imu")
+    assert "output.output.topic is /imu, an input: the node would hear itself" in told
+    assert pair[0].set("ocean", output__output__topic="~/output") == []
     assert "outputs names 'a.b'" in refused(pair, outputs=["a.b"])
     client, process = pair
     assert client.set("ocean", outputs=["output"], output__output__type="") == []
@@ -137,3 +140,15 @@ def test_structural_parameters_are_refused_while_active(pair, folder: Path) -> N
     client.until(lambda: client.node.count_subscribers("/imu2"), "reader of /imu2")
     assert client.set("ocean", input__input__max_age=1) == []
     assert client.transit("ocean", "deactivate") and client.transit("ocean", "cleanup")
+
+
+def test_an_error_that_nobody_foresaw_is_logged_and_can_be_recovered_from(pair, folder: Path) -> None:
+    client, process = pair
+    client.set("ocean", model_path=str(folder / "imu.onnx"), input__input__topic="~/ocean")
+    assert client.transit("ocean", "configure")
+    assert not client.transit("ocean", "activate"), "DDS refuses two types on one topic"
+    assert client.state("ocean") == "unconfigured"
+    assert "activate failed:\nTraceback" in process.output
+    client.set("ocean", input__input__topic="/imu")
+    assert client.transit("ocean", "configure") and client.transit("ocean", "activate")
+    assert client.fresh("ocean").level == b"\x00"

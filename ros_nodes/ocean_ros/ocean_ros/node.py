@@ -209,10 +209,13 @@ class OceanNode(LifecycleNode):
         assert self.memory is not None
         inputs, outputs = self._named(Input), self._named(Output)
         wiring = wire(model.contract, self.settings, inputs, outputs)
-        for item in wiring.inputs:
-            self._check_topic(f"input.{item.name}.topic", item.topic)
+        heard = {self._full(f"input.{item.name}.topic", item.topic) for item in wiring.inputs}
         for made in wiring.outputs:
-            self._check_topic(f"output.{made.name}.topic", made.topic)
+            name = f"output.{made.name}.topic"
+            if self._full(name, made.topic) in heard:
+                raise ParameterError(
+                    f"parameter {name} is {made.topic}, an input: the node would hear itself"
+                )
         trained = model.contract.rate_hz
         if trained and wiring.rate and abs(wiring.rate / trained - 1) > 0.05:
             self.get_logger().warning(f"rate is {wiring.rate:g}, but the model was trained at {trained:g} Hz")
@@ -266,11 +269,14 @@ class OceanNode(LifecycleNode):
                 raise ParameterError(reason)
         return {name: parameters.read(self, table, f"{kind}.{name}.") for name in names}
 
-    def _check_topic(self, name: str, topic: str) -> None:
+    def _full(self, name: str, topic: str) -> str:
+        """A topic's full name, remapped. Raises ParameterError."""
         try:
-            validate_full_topic_name(self.resolve_topic_name(topic))
-        except Exception as error:
+            full = str(self.resolve_topic_name(topic))
+            validate_full_topic_name(full)
+        except Exception as error:  # several of rclpy's, without a common base
             raise ParameterError(f"parameter {name} is {topic!r}: {str(error).splitlines()[0]}") from None
+        return full
 
     def _start(self) -> None:
         """Subscriptions, timers, and the watch over ROS time: all that moves the state."""

@@ -177,7 +177,7 @@ class Input:
     type: str = parameter(
         "",
         "Its message type, e.g. sensor_msgs/msg/Imu; empty: std_msgs/msg/String for a text model, "
-        "std_msgs/msg/Float32MultiArray for others.",
+        "std_msgs/msg/Float32MultiArray for others (Float64MultiArray where float32 is too coarse).",
         structural=True,
     )
     fields: list[str] = parameter(

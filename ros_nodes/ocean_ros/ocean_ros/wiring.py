@@ -15,6 +15,8 @@ from ocean_ros.parameters import Input, Output, ParameterError, Settings
 
 TEXT = "std_msgs/msg/String"
 NUMBERS = "std_msgs/msg/Float32MultiArray"
+DOUBLES = "std_msgs/msg/Float64MultiArray"
+"""For elements with a reference, whose numbers are too large for float32."""
 
 Values = fields.Values
 
@@ -136,12 +138,12 @@ def _inputs(contract: Contract, inputs: Mapping[str, Input]) -> tuple[int, list[
     wires = []
     for name, given in inputs.items():
         where = f"input.{name}"
-        kind = given.type or NUMBERS
+        kind = given.type or numbers(tensor)
         message = _message(f"{where}.type", kind)
         texts = given.fields or _own_paths(tensor, given.topic, kind, where)
         parsed = _parsed(f"{where}.fields", texts, message)
         names = [element for field in parsed for element in field.names]
-        if tensor.elements and (given.fields or kind != NUMBERS):
+        if tensor.elements and (given.fields or "=" in texts[0]):
             positions = [_position(f"{where}.fields", tensor, n, given.topic) for n in names]
         else:
             positions = list(range(len(filled), len(filled) + len(names)))
@@ -173,12 +175,12 @@ def _inputs(contract: Contract, inputs: Mapping[str, Input]) -> tuple[int, list[
 
 def _output(tensor: Tensor, name: str, given: Output) -> OutputWire:
     where = f"output.{name}"
-    kind = given.type or NUMBERS
+    kind = given.type or numbers(tensor)
     if tensor.shape and not isinstance(tensor.shape[-1], int):
         raise ParameterError(f"parameter outputs: the model's {tensor.name!r} is no vector")
     size = int(tensor.shape[-1]) if tensor.shape else 1
     message = _message(f"{where}.type", kind)
-    whole = kind == NUMBERS and not given.fields
+    whole = kind in (NUMBERS, DOUBLES) and not given.fields
     parsed = _parsed(f"{where}.fields", given.fields or ([f"data[0:{size}]"] if whole else []), message)
     if not parsed:
         raise ParameterError(f"parameter {where}.fields is empty; say which fields of {kind} to write")
@@ -200,6 +202,11 @@ def _output(tensor: Tensor, name: str, given: Output) -> OutputWire:
     return OutputWire(
         name, given.topic, message, template, np.array(positions, int), write, _stamped(message)
     )
+
+
+def numbers(tensor: Tensor) -> str:
+    """The message type of a vector where no parameter names one."""
+    return NUMBERS if tensor.reference is None else DOUBLES
 
 
 def label(message: Any, name: str, size: int) -> None:
@@ -228,11 +235,11 @@ def _vector(contract: Contract) -> Tensor:
 
 def _own_paths(tensor: Tensor, topic: str, kind: str, where: str) -> list[str]:
     """The fields that the model's own elements name for this topic, where the parameter names none."""
-    if kind == NUMBERS:
-        return [f"data[0:{tensor.shape[-1]}]"]
     names = [element.name for element in tensor.elements]
     here = [name for name in names if name.startswith(f"{topic}:")]
-    paths = [name for name in here or names if ":" not in name or here]
+    if not here and kind in (NUMBERS, DOUBLES):
+        return [f"data[0:{tensor.shape[-1]}]"]
+    paths = here or [name for name in names if ":" not in name]
     if not paths:
         raise ParameterError(f"parameter {where}.fields is empty; say which fields of {kind} the model reads")
     return [f"{name}={name.rpartition(':')[2]}" for name in paths]
