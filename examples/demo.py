@@ -1,7 +1,8 @@
 """The main job in one go, as `make demo` runs it: each command is shown, then run, and its claim checked.
 
 Train on Shakespeare's plays, export one verified file, read and write text from that file without PyTorch,
-kill the loop in the middle of a sentence, restart it, and show that the text goes on as if nothing had been.
+stop the loop in the middle of a sentence, restart it, and show that the text goes on as if nothing had been; then
+the same with a ROS 2 node and kill -9.
 """
 
 import json
@@ -49,10 +50,15 @@ def main() -> int:
         f"{len(whole)} characters: {'the very text' if same else 'NOT the text'} of the stopped and restarted run"
     )
 
+    title("7. The same file as a ROS 2 node, in a process of its own: talk to it, kill it, start it again")
+    node = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("demo_node.py")), str(MODEL)], check=False
+    )
+
     loss = json.loads((CHECKPOINT / "checkpoint.json").read_text())["validation_loss"]
     good = loss < GOOD_LOSS
-    print(f"validation loss {loss:.3f} nats a character, {'below' if good else 'NOT below'} {GOOD_LOSS}")
-    return 0 if same and good else 1
+    print(f"\nvalidation loss {loss:.3f} nats a character, {'below' if good else 'NOT below'} {GOOD_LOSS}")
+    return 0 if same and good and node.returncode == 0 else 1
 
 
 def title(text: str) -> None:
