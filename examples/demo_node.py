@@ -23,7 +23,10 @@ PACKAGE = ROOT / "ros_nodes" / "ocean_ros"
 os.environ.setdefault("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
 DOMAIN = 1 + os.getpid() % 100
 REPLY = 60  # tokens
-LINES = ("ROMEO:\nWhat light through yonder window breaks?\n", "JULIET:\nO Romeo, Romeo, wherefore art thou\n")
+LINES = (
+    "ROMEO:\nWhat light through yonder window breaks?\n",
+    "JULIET:\nO Romeo, Romeo, wherefore art thou\n",
+)
 PATIENCE = 25.0  # seconds
 
 
@@ -51,7 +54,9 @@ def main() -> int:
             print("started again")
             robot.start(model, state, log)
             told = [line for line in log.read_text().splitlines() if "restored step" in line]
-            print(f"its log: {told[-1].rpartition('[ocean]: ')[2].replace(str(state), state.name) if told else '?'}")
+            print(
+                f"its log: {told[-1].rpartition('[ocean]: ')[2].replace(str(state), state.name) if told else '?'}"
+            )
             second = robot.say(LINES[1])
             print(f"  we    {LINES[1]!r}\n  node  {second!r}")
         except TimeoutError as error:

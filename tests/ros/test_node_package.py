@@ -126,7 +126,12 @@ def test_colcon_builds_tests_and_runs_it(tmp_path: Path) -> None:
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
     for verb in (["build"], ["test", "--return-code-on-test-failure", "--event-handlers", "console_direct+"]):
         done = subprocess.run(
-            [colcon, *verb, *common], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900
+            [colcon, *verb, *common],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=900,
         )
         print(done.stdout[-3000:], done.stderr[-2000:])
         assert done.returncode == 0

@@ -150,7 +150,10 @@ def test_another_models_state_is_set_aside(pair: Pair, folder: Path) -> None:
     client, process = pair
     old = read(folder / "state.safetensors").state_id
     process.restart(
-        model_path=leaky(folder / "new.onnx"), input__input__qos="every", input__input__topic="/in", output__output__topic="/out"
+        model_path=leaky(folder / "new.onnx"),
+        input__input__qos="every",
+        input__input__topic="/in",
+        output__output__topic="/out",
     )
     sender = client.publisher(Float32MultiArray, "/in", RELIABLE)
     outputs = client.collect(Float32MultiArray, "/out")
