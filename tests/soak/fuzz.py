@@ -33,6 +33,7 @@ from ocean_runtime import snapshot as snapshots
 from ocean_runtime.probe import limit_memory
 from ocean_runtime.scan import scan
 
+LONGEST = "(longest, CPU ms)"
 SECONDS = 5.0
 """A model, contract or snapshot that takes longer is a hang."""
 TINY = Path(__file__).parent.parent / "fixtures" / "tiny.onnx"
@@ -233,7 +234,7 @@ def slowest(found: Counter[str], start: float, keep: Path, data: bytes) -> None:
     taken = int(1000 * (time.process_time() - start))
     if taken > 1000 * SECONDS:
         (keep / f"slow-{hashlib.sha256(data).hexdigest()[:12]}").write_bytes(data)
-    found["(longest, CPU ms)"] = max(found["(longest, CPU ms)"], taken)
+    found[LONGEST] = max(found[LONGEST], taken)
 
 
 def peak_mb(who: int) -> float:

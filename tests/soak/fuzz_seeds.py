@@ -45,7 +45,10 @@ class Build:
         return self.const(values, np.int64)
 
 
-def model(recipe: Callable[[Build, str, str], str]) -> onnx.ModelProto:
+Recipe = Callable[[Build, str, str], str]
+
+
+def model(recipe: Recipe) -> onnx.ModelProto:
     """A step graph around what a recipe makes of x and s, both (B, 8)."""
     build = Build()
     y = recipe(build, "x", "s")
