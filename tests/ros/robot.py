@@ -26,6 +26,8 @@ from std_srvs.srv import Trigger
 ROOT = Path(__file__).parent.parent.parent
 DISCOVERY = 20.0
 """Seconds that processes may need to find each other, on a busy machine."""
+SETTLE = 0.3
+"""Seconds that the other side may hear of a match later than this one."""
 
 RELIABLE = QoSProfile(depth=1000, reliability=ReliabilityPolicy.RELIABLE)
 ALL = QoSProfile(history=HistoryPolicy.KEEP_ALL, reliability=ReliabilityPolicy.RELIABLE)
@@ -168,7 +170,7 @@ class Client:
         """A publisher that somebody listens to."""
         made = self.node.create_publisher(kind, topic, qos)
         self.until(lambda: made.get_subscription_count() >= readers, f"reader of {topic}")
-        self.spin(0.3)  # the reader may hear of the writer a little later
+        self.spin(SETTLE)
         return made
 
     def collect(self, kind: Any, topic: str, writers: int = 1) -> list[Any]:
@@ -176,6 +178,7 @@ class Client:
         messages: list[Any] = []
         made = self.node.create_subscription(kind, topic, messages.append, RELIABLE)
         self.until(lambda: made.get_publisher_count() >= writers, f"writer of {topic}")
+        self.spin(SETTLE)
         return messages
 
     def fresh(self, node: str) -> Any:
