@@ -12,7 +12,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[cpu,train,export,ros,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[cpu,train,export,ros,bags,examples,dev]'
+	$(BIN)/pip install --quiet --no-deps seglearn==1.2.5  # for its recordings alone
 	touch $@
 
 demo: $(VENV)/installed
