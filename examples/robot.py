@@ -4,14 +4,15 @@ A simulated cheetah (gymnasium's HalfCheetah, MuJoCo) runs on random torques and
 positions, height and pitch, and the torques commanded, at 20 Hz, with a pause after each run. Where a joint
 will be in 50 ms depends on how fast it moves, which is in no message: the model has to carry it.
 
-    pip install 'gymnasium>=1' 'mujoco>=3.1' 'oceanstate[bags]'
-    python examples/robot.py                     record, preview, train, export, run
+    pip install 'oceanstate[bags,examples]'
+    python examples/robot.py                    record, preview, train, export, run
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,11 @@ import numpy as np
 from rosbags.rosbag2 import StoragePlugin, Writer
 from rosbags.typesys import Stores, get_typestore
 
+NAMES = {
+    "ocean_train.cli": "ocean-train",
+    "ocean_export.cli": "ocean-export",
+    "ocean_runtime.cli": "ocean-run",
+}
 RATE_HZ = 20
 PAUSE_S = 5.0
 JOINTS = ("bthigh", "bshin", "bfoot", "fthigh", "fshin", "ffoot")
@@ -71,14 +77,14 @@ def record(path: Path, runs: int, seconds: float, seed: int = 0) -> None:
     robot.close()
 
 
-def run(module: str, *arguments: object, show: bool = True) -> str:
-    """One command, shown and run; stops the example where it fails."""
+def run(module: str, *arguments: object, show: int | None = None) -> str:
+    """One command, shown and run, with the first lines of its output; stops the example where it fails."""
     command = [str(a) for a in arguments]
-    print(f"\n$ {module.split('.')[0].replace('_', '-')} {' '.join(command)}", flush=True)
+    print(f"\n$ {NAMES[module]} {shlex.join(command)}", flush=True)
     done = subprocess.run(
         [sys.executable, "-m", module, *command], stdout=subprocess.PIPE, text=True, check=False
     )
-    print(done.stdout if show else "\n".join([*done.stdout.splitlines()[:3], "..."]), flush=True)
+    print("\n".join([*done.stdout.splitlines()[:show], *(["..."] if show else [])]), flush=True)
     if done.returncode:
         sys.exit(done.returncode)
     return done.stdout
@@ -105,7 +111,7 @@ def main() -> int:
         "ocean_train.cli", *asked, *sizes, "--eval-every", args.steps, "--out", args.folder / "checkpoint"
     )
     run("ocean_export.cli", args.folder / "checkpoint", "-o", model)
-    run("ocean_runtime.cli", model, bag, show=False)
+    run("ocean_runtime.cli", model, bag, show=3)
     history = json.loads((args.folder / "checkpoint" / "checkpoint.json").read_text())["history"]
     print(f"mean RMSE over that of holding the last value: {history[-1]['rmse_of_hold']:.3f}")
     moving = [line for line in told.splitlines() if line.startswith(("/joint_states", "/height", "/pitch"))]
