@@ -98,7 +98,7 @@ def test_a_finished_run_stays_as_it_is(tmp_path: Path) -> None:
         ({"steps": 13}, TEXT, "--steps 12 where this one has 13"),
         ({"lr": 2e-3}, TEXT, "--lr 0.001 where this one has 0.002"),
         ({"regime": "detach"}, TEXT, "--regime full where this one has detach"),
-        ({}, TEXT + "!", "on another text"),
+        ({}, TEXT + "!", "on other data"),
     ],
 )
 def test_another_run_is_not_mistaken_for_this_one(
