@@ -59,7 +59,7 @@ def main() -> int:
 
 def untrained(folder: Path) -> Path:
     """A d=64, L=2 model, made by the commands; its numbers mean nothing, its cost does."""
-    noise = np.random.default_rng(0).normal(size=(500, 3))
+    noise = np.random.default_rng(0).normal(size=(5000, 3))
     rows = [",".join(FIELDS), *(",".join(f"{v:.4f}" for v in row) for row in noise)]
     (folder / "imu.csv").write_text("\n".join(rows) + "\n")
     folders = os.pathsep.join(str(ROOT / name) for name in ("train", "export", "runtime"))
@@ -199,17 +199,17 @@ def slow(folder: Path, seconds: float) -> None:
 
         stream = OceanModel.load(model).stream()
         times = []
-        for _ in range(7):
+        for _ in range(20):
             began = time.perf_counter()
             stream.step(np.zeros(3))
             times.append(time.perf_counter() - began)
-        if np.median(times) > 1.2 / RATE:
+        if min(times) > 1.8 / RATE:
             break
-        size = int(size * 1.2)
+        size = int(size * 1.15)
     result = measure(folder, "ocean", model, seconds)
     ages = np.array(result["ages"])
     print(
-        f"a step of {np.median(times) * 1e3:.1f} ms: {result['steps']} steps + {result['drops']} drops = "
+        f"a step of {min(times) * 1e3:.1f} ms or more: {result['steps']} steps + {result['drops']} drops = "
         f"{result['steps'] + result['drops']} of {result['sent']} sent; {result['misses']} deadline misses; "
         f"input age at the step, the largest of each second: median {np.median(ages) * 1e3:.1f} ms, largest "
         f"{ages.max() * 1e3:.1f} ms (two periods are {2e3 / RATE:.0f} ms)"
