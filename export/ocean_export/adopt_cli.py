@@ -14,9 +14,9 @@ from ocean_runtime.files import write_atomically
 
 
 def run(argv: list[str]) -> int:
-    """The command. Raises OceanError, ValueError or OSError, which ocean-export reports."""
+    """The command. Raises OceanError, which ocean-export reports."""
     args = _parser().parse_args(argv)
-    from ocean_export.adopt import Said, adopt, verify
+    from ocean_export.adopt import AdoptError, Said, adopt, verify
 
     source, target = Path(args.source), Path(args.output)
     said = Said(
@@ -27,14 +27,20 @@ def run(argv: list[str]) -> int:
         elements=dict(args.elements),
         rate_hz=args.rate,
     )
-    foreign = source.read_bytes()
+    try:
+        foreign = source.read_bytes()
+    except OSError as error:
+        raise AdoptError(f"{source} can't be read: {error.strerror}") from None
     content = adopt(foreign, source.name, said)
     with tempfile.TemporaryDirectory(prefix="ocean-export-") as folder:
         candidate = Path(folder) / "candidate.onnx"
         candidate.write_bytes(content)
         model = OceanModel.load(candidate)
         verify(model, foreign)
-    write_atomically(target, content)
+    try:
+        write_atomically(target, content)
+    except OSError as error:
+        raise AdoptError(f"{target} can't be written: {error.strerror}") from None
     print(describe(model.contract))
     print(
         f"ocean-export: wrote {target}, {len(content):,} bytes; two streams gave the foreign file's outputs"

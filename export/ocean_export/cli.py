@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
     except (OceanError, ValueError) as error:
         print(f"ocean-export: {error}", file=sys.stderr)
     except OSError as error:
-        print(f"ocean-export: {error.filename} can't be read or written: {error.strerror}", file=sys.stderr)
+        print(f"ocean-export: {args.output} can't be written: {error.strerror}", file=sys.stderr)
     return 1
 
 
