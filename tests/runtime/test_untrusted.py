@@ -8,19 +8,20 @@ import json
 import os
 import resource
 import struct
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import onnx
 import pytest
-from conftest import Run
 from ocean_runtime import Contract, ContractError, OceanModel, SnapshotError
 from ocean_runtime import snapshot as snapshots
 from ocean_runtime.contract import METADATA_KEY
 from ocean_runtime.describe import describe
 from onnx import TensorProto, helper
 
+Run = Callable[..., subprocess.CompletedProcess[bytes]]
 HOSTILE = Path(__file__).parent.parent / "fixtures" / "hostile"
 
 
