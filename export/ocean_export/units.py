@@ -21,6 +21,7 @@ def in_units(proto: onnx.ModelProto, observations: Observations) -> onnx.ModelPr
         node.input[:] = [inside if name == entry else name for name in node.input]
         if observations.target != "classes":
             node.output[:] = [y if name == output else name for name in node.output]
+            node.name = y if node.name == output else node.name
             node.input[:] = [y if name == output else name for name in node.input]
 
     def constant(name: str, values: object) -> str:
