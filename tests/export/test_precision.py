@@ -78,6 +78,13 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heldout, "STEPS", 500)
 
 
+def test_portable_names_do_not_collide(model: OceanTransformer) -> None:
+    """With a final norm that is not 1 and 0, its constants and the roundings of its output are all there."""
+    proto = lean_graph(model, "int8", portable=True)
+    names = [w.name for w in proto.graph.initializer] + [o for n in proto.graph.node for o in n.output]
+    assert len(set(names)) == len(names)
+
+
 def exported(folder: Path, target: Path, *options: str) -> OceanModel:
     assert cli.main([str(folder), "-o", str(target), *options]) == 0
     return OceanModel.load(target)
