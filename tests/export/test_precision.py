@@ -117,12 +117,18 @@ def test_a_loss_that_grows_too_much_leaves_no_file(
     assert ("no file was written" in told.err) == (not (tmp_path / "m.onnx").exists())
 
 
-def test_int4_has_no_portable_form(
-    checkpoint_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--precision int4 --portable", "no 4-bit product"),
+        ("--precision int8 --portable --prefill", "rounds over all that one call holds"),
+    ],
+)
+def test_what_has_no_portable_form_is_said(
+    checkpoint_folder: Path, tmp_path: Path, options: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = [str(checkpoint_folder), "-o", str(tmp_path / "m.onnx"), "--precision", "int4", "--portable"]
-    assert cli.main(arguments) == 1
-    assert "no 4-bit product" in capsys.readouterr().err
+    assert cli.main([str(checkpoint_folder), "-o", str(tmp_path / "m.onnx"), *options.split()]) == 1
+    assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

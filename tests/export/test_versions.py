@@ -32,7 +32,7 @@ def test_exports_run_in_the_oldest_onnxruntime(
     forms = {
         "fp32": ["--prefill"],
         "int4": ["--precision", "int4"],
-        "portable": ["--precision", "int8", "--portable", "--prefill"],
+        "portable": ["--precision", "int8", "--portable"],
     }
     paths = []
     for name, options in forms.items():
