@@ -56,15 +56,15 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=120, help="of measuring, for each size")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    results: dict[str, Any] = {"about": _about(), "sizes": {}}
+    results: dict[str, Any] = {"about": about(), "sizes": {}}
     for width, layers in SIZES:
         results["sizes"][f"{width}/{layers}"] = measure(contenders(width, layers), args.seconds)
         print(_table(f"{width}/{layers}", results["sizes"][f"{width}/{layers}"]), flush=True)
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "step.json").write_text(json.dumps(results, indent=1) + "\n")
     tables = [_table(size, rows) for size, rows in results["sizes"].items()]
-    about = "\n".join(f"- {name}: {value}" for name, value in results["about"].items())
-    (args.out / "step.md").write_text("\n".join([f"# One step\n\n{about}\n", *tables]))
+    machine = "\n".join(f"- {name}: {value}" for name, value in results["about"].items())
+    (args.out / "step.md").write_text("\n".join([f"# One step\n\n{machine}\n", *tables]))
     _plot(results["sizes"], args.out / "step.png")
 
 
@@ -81,7 +81,7 @@ def contenders(width: int, layers: int) -> dict[str, Contender]:
         "floor: an empty graph": empty(model),
         "floor: the weights in matrix-vector products": products(model),
     }
-    found = {name: _ocean(content, width) for name, content in files.items()}
+    found = {name: ocean_contender(content, width) for name, content in files.items()}
     found["ocean in PyTorch"] = _torch(model)
     found["ocean fp32, prefill of 256"] = _prefill(prefill_graph(model).SerializeToString(), width)
     for cell in ("gru", "lstm"):
@@ -128,7 +128,7 @@ def measure(found: dict[str, Contender], seconds: float) -> dict[str, dict[str, 
     return rows
 
 
-def _ocean(content: bytes, width: int) -> Contender:
+def ocean_contender(content: bytes, width: int) -> Contender:
     session = session_of(content, 1, None)
     token, ocean = np.array([3]), np.zeros((1, width), np.float32)
 
@@ -188,7 +188,8 @@ def _cached(model: StandardTransformer, context: int) -> Contender:
     return Contender(step, sum(x.numel() * 4 for x in inputs[2:]), len(content))
 
 
-def _about() -> dict[str, str]:
+def about() -> dict[str, str]:
+    """The command, commit, machine and versions of a run."""
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
         capture_output=True,

@@ -143,23 +143,23 @@ class GraphBuilder:
                 N=W.shape[1],
                 bits=bits,
                 block_size=size,
-                accuracy_level=4,  # integer products; with level 0 (float32 ones) a step took 40 times as long
+                accuracy_level=4,  # integer products; with float32 ones (level 0) each took some 30 times as long
             )
         columns, scale = per_column(W)
         rounded = f"{x}.uint8"
         if not any(rounded in node.output for node in self.nodes):  # one rounding serves all products of x
-            self.ops((rounded, f"{x}.scale", f"{x}.zero"), "DynamicQuantizeLinear", x)
+            self.ops((rounded, f"{rounded}.scale", f"{rounded}.zero"), "DynamicQuantizeLinear", x)
         total = self.op(
             f"{name}.int32",
             "MatMulInteger",
             rounded,
             self.weight(f"{weight}.uint8", columns),
-            f"{x}.zero",
+            f"{rounded}.zero",
             self.weight("uint8.zero", np.uint8(128)),
         )
         real = self.op(f"{name}.float32", "Cast", total, to=TensorProto.FLOAT)
         # In this order onnxruntime recognises the pattern and computes it as one node.
-        both = self.op(f"{name}.scale", "Mul", f"{x}.scale", self.weight(f"{weight}.scale", scale))
+        both = self.op(f"{name}.scale", "Mul", f"{rounded}.scale", self.weight(f"{weight}.scale", scale))
         return self.op(name, "Mul", real, both)
 
 

@@ -104,6 +104,11 @@ def _export(args: argparse.Namespace) -> int:
     output, precision, portable = Path(args.output), args.precision, args.portable
     if precision == "int4" and portable:
         raise ValueError("opset 20 has no 4-bit product; choose int8, or leave out --portable")
+    if precision == "int8" and portable and args.prefill:
+        raise ValueError(
+            "portable int8 rounds over all that one call holds, so a prefill would differ from its steps; "
+            "leave out --prefill or --portable"
+        )
     saved = checkpoint.load(Path(args.source))
     if not output.parent.is_dir():  # said before the work, not after it
         raise NotADirectoryError(errno.ENOENT, os.strerror(errno.ENOENT), str(output.parent))

@@ -20,6 +20,7 @@ def in_units(proto: onnx.ModelProto, observations: Observations) -> onnx.ModelPr
     for node in graph.node:
         node.input[:] = [inside if name == entry else name for name in node.input]
         if observations.target != "classes":
+            node.name = y if node.name == output else node.name
             node.output[:] = [y if name == output else name for name in node.output]
             node.name = y if node.name == output else node.name
             node.input[:] = [y if name == output else name for name in node.input]

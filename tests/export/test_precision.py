@@ -78,6 +78,13 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heldout, "STEPS", 500)
 
 
+def test_portable_names_do_not_collide(model: OceanTransformer) -> None:
+    """With a final norm that is not 1 and 0, its constants and the roundings of its output are all there."""
+    proto = lean_graph(model, "int8", portable=True)
+    names = [w.name for w in proto.graph.initializer] + [o for n in proto.graph.node for o in n.output]
+    assert len(set(names)) == len(names)
+
+
 def exported(folder: Path, target: Path, *options: str) -> OceanModel:
     assert cli.main([str(folder), "-o", str(target), *options]) == 0
     return OceanModel.load(target)
@@ -110,12 +117,18 @@ def test_a_loss_that_grows_too_much_leaves_no_file(
     assert ("no file was written" in told.err) == (not (tmp_path / "m.onnx").exists())
 
 
-def test_int4_has_no_portable_form(
-    checkpoint_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--precision int4 --portable", "no 4-bit product"),
+        ("--precision int8 --portable --prefill", "rounds over all that one call holds"),
+    ],
+)
+def test_what_has_no_portable_form_is_said(
+    checkpoint_folder: Path, tmp_path: Path, options: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = [str(checkpoint_folder), "-o", str(tmp_path / "m.onnx"), "--precision", "int4", "--portable"]
-    assert cli.main(arguments) == 1
-    assert "no 4-bit product" in capsys.readouterr().err
+    assert cli.main([str(checkpoint_folder), "-o", str(tmp_path / "m.onnx"), *options.split()]) == 1
+    assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
