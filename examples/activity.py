@@ -94,8 +94,9 @@ def main() -> int:
     for model, found in scores.items():
         for seed in range(args.seeds):
             out = args.folder / f"{model}-{seed}"
-            sizes = ["--steps", args.steps, "--batch", args.batch, "--window", args.window, "--lr", 2e-3]
-            sizes += ["--width", args.width, "--eval-every", args.steps]
+            sizes = ["--steps", args.steps, "--batch", args.batch, "--window", args.window, "--lr", 3e-3]
+            # Windows at random places: streams stay in 16 recordings for a dozen steps, and learn less of each.
+            sizes += ["--feed", "windows", "--width", args.width, "--eval-every", args.steps]
             run("ocean_train.cli", *asked, "--model", model, "--seed", seed, *sizes, "--out", out)
             last = json.loads((out / "checkpoint.json").read_text())["history"][-1]
             found.append((last["accuracy"], last["macro_f1"]))
