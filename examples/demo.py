@@ -25,7 +25,7 @@ def main() -> int:
     STATE.unlink(missing_ok=True)
 
     title("1. Train on Shakespeare's 38 plays, with gradients through time")
-    run("ocean-train", "--out", CHECKPOINT, "--steps", 1200, "--eval-every", 300, "--threads", 2)
+    run("ocean-train", "--out", CHECKPOINT, "--steps", 1000, "--eval-every", 250)
 
     title("2. Export one file, and verify it against the trained model")
     run("ocean-export", CHECKPOINT, "-o", MODEL)
