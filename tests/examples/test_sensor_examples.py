@@ -12,12 +12,13 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def run(name: str, environment: dict[str, str], *arguments: object) -> str:
+def run(name: str, environment: dict[str, str], folder: Path, *arguments: object) -> str:
     done = subprocess.run(
-        [sys.executable, EXAMPLES / name, *map(str, arguments)],
+        [sys.executable, EXAMPLES / name, "--folder", folder, *map(str, arguments)],
         capture_output=True,
         text=True,
         env=environment,
+        cwd=folder,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -29,7 +30,7 @@ def run(name: str, environment: dict[str, str], *arguments: object) -> str:
 )
 def test_activity_of_unseen_people(environment: dict[str, str], tmp_path: Path) -> None:
     small = ["--seconds", 4, "--steps", 3, "--seeds", 1, "--batch", 4, "--window", 16, "--width", 8]
-    said = run("activity.py", environment, "--folder", tmp_path, *small)
+    said = run("activity.py", environment, tmp_path, *small)
     assert "28,000 rows in 140 episodes" in said
     assert "to train on: 19,600 steps in 98 episodes" in said
     assert "largest error over 8,400 closed-loop steps" in said
@@ -39,7 +40,7 @@ def test_activity_of_unseen_people(environment: dict[str, str], tmp_path: Path) 
 
 @pytest.mark.skipif(importlib.util.find_spec("mujoco") is None, reason="pip install 'oceanstate[examples]'")
 def test_a_robot_without_velocities(environment: dict[str, str], tmp_path: Path) -> None:
-    said = run("robot.py", environment, "--folder", tmp_path, "--runs", 8, "--seconds", 5, "--steps", 4)
+    said = run("robot.py", environment, tmp_path, "--runs", 8, "--seconds", 5, "--steps", 4)
     assert "/joint_states  sensor_msgs/msg/JointState, 800 messages, about 20 Hz" in said
     assert "7 gaps longer than 0.06 s, each ends an episode" in said
     assert "/joint_states:position[5] [rad]" in said
