@@ -40,8 +40,8 @@ def test_activity_of_unseen_people(environment: dict[str, str], tmp_path: Path) 
 
 @pytest.mark.skipif(importlib.util.find_spec("mujoco") is None, reason="pip install 'oceanstate[examples]'")
 def test_a_robot_without_velocities(environment: dict[str, str], tmp_path: Path) -> None:
-    said = run("robot.py", environment, tmp_path, "--runs", 8, "--seconds", 5, "--steps", 4)
-    assert "/joint_states  sensor_msgs/msg/JointState, 800 messages, about 20 Hz" in said
+    said = run("robot.py", environment, tmp_path, "--runs", 8, "--seconds", 8, "--steps", 4)
+    assert "/joint_states  sensor_msgs/msg/JointState, 1,280 messages, about 20 Hz" in said
     assert "7 gaps longer than 0.06 s, each ends an episode" in said
     assert "/joint_states:position[5] [rad]" in said
     assert "below holding the last value" in said.splitlines()[-1]
