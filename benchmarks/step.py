@@ -3,10 +3,11 @@
 python benchmarks/step.py [--out results/step] [--seconds 120]
 
 One run, one thread. Contenders take turns, in an order that turns round each time, and each call is timed by
-itself; p50 and p99 are over all calls. `cpu` is the median of the thread's own processor time, which leaves out
-the turns of other programs; on a quiet machine it equals p50, and the ratios are of it. Weights are random:
-time does not depend on them. The standard Transformer's cache is the best case for it (see step_graphs.py).
-Every step feeds its own state to the next one, but the Transformer's, whose context stays what the row says.
+itself; p50 and p99 are over all calls. `cpu` is the thread's own processor time a step, the median over turns,
+which leaves out what other programs take; on a quiet machine it is near p50, and the ratios are of it. Weights
+are random: time does not depend on them. The standard Transformer's cache is the best case for it (see
+step_graphs.py). Every step feeds its own state to the next one, but the Transformer's, whose context stays what
+the row says.
 """
 
 from __future__ import annotations
@@ -94,7 +95,8 @@ def contenders(width: int, layers: int) -> dict[str, Contender]:
 
 def measure(found: dict[str, Contender], seconds: float) -> dict[str, dict[str, float]]:
     """Rounds of all contenders until the time is up: microseconds a step, and sizes."""
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in found}
+    times: dict[str, list[float]] = {name: [] for name in found}
+    cpu: dict[str, list[float]] = {name: [] for name in found}
     calls = {}
     for name, contender in found.items():
         contender.step()
@@ -109,16 +111,19 @@ def measure(found: dict[str, Contender], seconds: float) -> dict[str, dict[str, 
                 continue
             step, kept = found[name].step, times[name]
             step()  # caches are another contender's
-            for _ in range(max(1, calls[name])):
-                start, start_cpu = time.perf_counter(), time.thread_time()
+            count = max(1, calls[name])
+            begin = time.thread_time()
+            for _ in range(count):
+                start = time.perf_counter()
                 step()
-                kept.append((time.perf_counter() - start, time.thread_time() - start_cpu))
+                kept.append(time.perf_counter() - start)
+            cpu[name].append((time.thread_time() - begin) / count)
         turn += 1
     rows = {}
     for name, c in found.items():
-        wall, cpu = np.array(times[name]).T * 1e6 / c.steps
+        wall = np.array(times[name]) * 1e6 / c.steps
         rows[name] = {
-            "cpu_us": float(np.median(cpu)),
+            "cpu_us": float(np.median(cpu[name])) * 1e6 / c.steps,
             "p50_us": float(np.percentile(wall, 50)),
             "p99_us": float(np.percentile(wall, 99)),
             "calls": len(wall),
