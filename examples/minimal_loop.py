@@ -1,4 +1,4 @@
-"""The whole loop with numpy and onnxruntime alone: python minimal_loop.py model.onnx "ROMEO:" 200"""
+"""The whole loop with numpy and onnxruntime alone: python minimal_loop.py model.onnx "ROMEO:" 200 (a text model)"""
 
 import json
 import sys
@@ -6,7 +6,9 @@ import sys
 import numpy as np
 import onnxruntime
 
-path, prompt, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+if len(sys.argv) != 4:
+    sys.exit(__doc__)
+path, prompt, count = sys.argv[1], sys.argv[2] or "\n", int(sys.argv[3])
 session = onnxruntime.InferenceSession(path)
 contract = json.loads(session.get_modelmeta().custom_metadata_map["ocean_state"])
 tokens = contract["tokenizer"]["tokens"]  # the text of each id; id 0 is the unknown token

@@ -27,7 +27,7 @@ CHUNK_BYTES = 4096
 
 def main(argv: list[str] | None = None) -> int:
     """The command. Returns the exit status: 0, or 1 with one sentence on standard error."""
-    args = _parser().parse_args(argv)
+    args = _parser().parse_intermixed_args(argv)  # options may stand between model and text
     try:
         model = OceanModel.load(args.model, untrusted=args.untrusted)
         if args.info:
@@ -82,7 +82,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--missing",
         choices=MISSING_POLICIES,
-        default="hold",
         help="a row's missing value: the last one in its place (default), or stop there",
     )
     parser.add_argument("--episode", metavar="COLUMN", help="of a CSV: start anew where this column changes")
@@ -106,6 +105,11 @@ def _run(model: OceanModel, args: argparse.Namespace) -> int:
     stream = model.stream()
     reads_text = model.contract.kind == "tokens"
     (tokenizer_of if reads_text else observation_of)(stream)
+    for option in ("missing", "episode") if reads_text else ("generate",):
+        if getattr(args, option) is not None:
+            raise OceanError(
+                f"--{option} means nothing to this model: it reads {'text' if reads_text else 'rows'}"
+            )
     if args.state is not None and generations(args.state):
         stream.restore(args.state)
         print(f"ocean-run: going on from step {stream.steps:,} in {args.state}", file=sys.stderr)
@@ -116,7 +120,7 @@ def _run(model: OceanModel, args: argparse.Namespace) -> int:
                 _write(stream, args, stop)
             else:
                 rows = read_source(stream, args.text, lambda: _chunks(args.text, stop), args.episode)
-                results = step_rows(stream, rows, args.missing)
+                results = step_rows(stream, rows, args.missing or MISSING_POLICIES[0])
                 write_rows(stream, results, sys.stdout, lambda: stop.asked)
         finally:
             if args.state is not None:

@@ -212,3 +212,18 @@ def test_minimal_loop_runs_without_our_package(tiny_path: Path, tmp_path: Path) 
     )
     assert done.returncode == 0, done.stderr.decode()
     assert len(done.stdout.decode()) == 41 or len(done.stdout.decode()) == 40
+
+
+def test_options_may_stand_between_model_and_text(command: Run, tiny_path: Path, tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(TEXT)
+    done = command(RUN, tiny_path, "--seed", "1", tmp_path / "text")
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 1 + len(TEXT.decode())
+
+
+def test_an_option_for_another_kind_of_model_is_refused(command: Run, tiny_path: Path) -> None:
+    sensors = tiny_path.with_name("tiny_sensors.onnx")
+    for model, option, value in ((tiny_path, "missing", "hold"), (sensors, "generate", "3")):
+        done = command(RUN, model, f"--{option}", value)
+        assert done.returncode == 1
+        assert done.stderr.decode().startswith(f"ocean-run: --{option} means nothing to this model")
