@@ -46,6 +46,7 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--quick", action="store_true")
     p.add_argument("--out", type=Path, default=ROOT / "results" / "training")
+    p.add_argument("--memory-again", action="store_true", help="measure memory alone, and keep the rest")
     p.add_argument("--memory", nargs=2, metavar=("STEPS", "KEEP"), help=argparse.SUPPRESS)
     args = p.parse_args()
     torch.set_num_threads(1)
@@ -53,7 +54,11 @@ def main() -> None:
     if args.memory:
         print(peak_memory(*map(int, args.memory)))
         return
-    report = measure(args.quick)
+    if args.memory_again:
+        report = json.loads((args.out / "results.json").read_text())
+        report["memory"] = memory(args.quick)
+    else:
+        report = measure(args.quick)
     publish(report, markdown(report), args.out, None if args.quick else "training")
 
 
@@ -81,18 +86,24 @@ def measure(quick: bool) -> dict[str, Any]:
     report["serial_share"] = [
         serial_share(*size) for size in ([small[0][:4]] if quick else [s[:4] for s in sizes[:3]])
     ]
-    report["memory"] = []
+    report["memory"] = memory(quick)
+    report["peak_gflops"].append(matrix_peak())
+    report["seconds"] = time.time() - began
+    return report
+
+
+def memory(quick: bool) -> dict[str, Any]:
+    """Peak memory against T, each measurement in a process of its own."""
+    rows = []
     for T in (16,) if quick else (256, 1024, 4096, 8192):
         for keep in (0, 64):
             command = [sys.executable, __file__, "--memory", str(T), str(keep)]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             peak, base, seconds = map(float, done.stdout.split())
-            report["memory"].append(
+            rows.append(
                 {"steps": T, "keep": keep or None, "peak_mb": peak, "before_mb": base, "seconds": seconds}
             )
-    report["peak_gflops"].append(matrix_peak())
-    report["seconds"] = time.time() - began
-    return report
+    return {"commit": provenance()["commit"], "rows": rows}
 
 
 # ------------------------------------------------------------------ one training step, timed
@@ -346,12 +357,13 @@ def markdown(report: dict[str, Any]) -> list[str]:
         )
     lines += [
         "",
-        "Peak memory that one step of `full` adds (64/2, B = 8; each in a process of its own):",
+        f"Peak memory that one step of `full` adds (64/2, B = 8; each in a process of its own; "
+        f"commit {report['memory']['commit'][:12]}):",
         "",
         "| T | steps kept | added, MB | s |",
         "|--:|--:|--:|--:|",
     ]
-    for e in report["memory"]:
+    for e in report["memory"]["rows"]:
         lines.append(
             f"| {e['steps']} | {e['keep'] or 'all'} | {e['peak_mb'] - e['before_mb']:.0f} | {e['seconds']:.2f} |"
         )
