@@ -41,7 +41,8 @@ def main(argv: list[str] | None = None) -> int:
     except (OceanError, ValueError) as error:
         print(f"ocean-export: {error}", file=sys.stderr)
     except OSError as error:
-        print(f"ocean-export: {args.output} can't be written: {error.strerror}", file=sys.stderr)
+        place = error.filename or "the output"
+        print(f"ocean-export: {place} can't be written: {error.strerror}", file=sys.stderr)
     return 1
 
 
@@ -111,7 +112,7 @@ def _export(args: argparse.Namespace) -> int:
         )
     saved = checkpoint.load(Path(args.source))
     if not output.parent.is_dir():  # said before the work, not after it
-        raise NotADirectoryError(errno.ENOENT, os.strerror(errno.ENOENT), str(output.parent))
+        raise NotADirectoryError(errno.ENOENT, os.strerror(errno.ENOENT), str(output))
     model, observations = saved.model(), saved.observations
     torch.set_num_threads(1)  # small steps: more threads wait for each other longer than they compute
     stepper: Stepper = model
@@ -155,6 +156,9 @@ def _export(args: argparse.Namespace) -> int:
         if not difference <= parity.tolerance:
             return _refuse(f"the prefill graph differs from the step graph by {difference:.1e}")
         files[path_beside(output)] = many
+    for path in files:
+        if path.is_dir():  # the only thing that a rename does not replace; found before the first is written
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     for path, content in files.items():
         write_atomically(path, content)
         print(f"ocean-export: wrote {path}, {len(content):,} bytes, state id {contract.state_id[:19]}")

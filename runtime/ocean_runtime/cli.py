@@ -29,16 +29,24 @@ def main(argv: list[str] | None = None) -> int:
     """The command. Returns the exit status: 0, or 1 with one sentence on standard error."""
     args = _parser().parse_intermixed_args(argv)  # options may stand between model and text
     try:
+        if sys.stdin is None or sys.stdout is None:
+            raise OceanError(
+                "standard input and output must be open; use /dev/null for one that is not wanted"
+            )
+        # A terminal of another encoding shows what it can.
+        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
         model = OceanModel.load(args.model, untrusted=args.untrusted)
         if args.info:
-            print(describe(model.contract))
+            print(describe(model.contract), flush=True)
             return 0
         return _run(model, args)
     except OceanError as error:
         print(f"ocean-run: {error}", file=sys.stderr)
         return 1
-    except BrokenPipeError:  # whoever read our output has gone, e.g. `| head`
-        with contextlib.suppress(OSError):
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):  # then whoever read our output has gone, e.g. `| head`
+            print(f"ocean-run: the output can't be written: {error.strerror}", file=sys.stderr)
+        with contextlib.suppress(OSError):  # what is still buffered must not fail again at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
@@ -67,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--top-k", metavar="K", type=_at_least(int, 1), help="draw among the K most likely tokens"
     )
-    parser.add_argument("--seed", type=_at_least(int, 0), default=0, help="of what is drawn (default 0)")
+    parser.add_argument("--seed", type=_seed, default=0, help="of what is drawn (default 0)")
     parser.add_argument(
         "--state",
         metavar="FILE",
@@ -101,6 +109,12 @@ def _at_least(kind: type[int] | type[float], least: float) -> Callable[[str], fl
     return convert
 
 
+def _seed(text: str) -> int:
+    if not 0 <= (value := int(text)) < 1 << 64:
+        raise argparse.ArgumentTypeError(f"must be 0 or more and below 2^64, not {text}")
+    return value
+
+
 def _run(model: OceanModel, args: argparse.Namespace) -> int:
     stream = model.stream()
     reads_text = model.contract.kind == "tokens"
@@ -110,6 +124,8 @@ def _run(model: OceanModel, args: argparse.Namespace) -> int:
             raise OceanError(
                 f"--{option} means nothing to this model: it reads {'text' if reads_text else 'rows'}"
             )
+    if args.state is not None and not args.state.resolve().parent.is_dir():  # said before the work
+        raise OceanError(f"the state can't be saved to {args.state}: there is no such folder")
     if args.state is not None and generations(args.state):
         stream.restore(args.state)
         print(f"ocean-run: going on from step {stream.steps:,} in {args.state}", file=sys.stderr)

@@ -79,6 +79,7 @@ def write(saved: Snapshot, path: Path, *, keep: int = 1) -> None:
     if not 1 <= keep <= MAX_GENERATIONS:
         raise ValueError(f"keep is {keep}; choose 1 to {MAX_GENERATIONS} generations")
     content = to_bytes(saved)
+    generations(path)  # refuses what is no name of a file
     try:
         with temporary(path, content) as written:
             if keep > 1 and _whole(path):
@@ -88,9 +89,10 @@ def write(saved: Snapshot, path: Path, *, keep: int = 1) -> None:
             if old != path and int(old.suffix[1:]) >= keep:
                 old.unlink()
         sync_folder(path.parent)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise SnapshotError(
-            f"the state can't be saved to {path}: {error.strerror or error}; the stream goes on without it"
+            f"the state can't be saved to {path}: {reason}; the stream goes on without it"
         ) from None
 
 
@@ -114,6 +116,8 @@ def read_newest(path: Path, *, limit: int = MAX_FILE_BYTES) -> Restored:
 
 def generations(path: Path) -> list[Path]:
     """The files that `write` left for `path`, the newest first; empty where there is none."""
+    if not path.name:
+        raise SnapshotError(f"'{path}' is no name for a snapshot; give a file")
     older = [path.with_name(f"{path.name}.{i}") for i in range(1, MAX_GENERATIONS)]
     return [candidate for candidate in (path, *older) if os.path.lexists(candidate)]
 
@@ -205,7 +209,7 @@ def check(saved: Snapshot, state_id: str, batch: int | None, states: Expected, p
         raise SnapshotError(
             f"the snapshot has batch {saved.batch}, the stream {batch}; open the stream with that batch"
         )
-    if saved.steps < 0:
+    if not 0 <= saved.steps < 1 << 63:
         raise SnapshotError(f"the snapshot counts {saved.steps} steps, which can't be")
     if saved.states.keys() != states.keys() or not saved.predictions.keys() <= predictions.keys():
         raise SnapshotError(

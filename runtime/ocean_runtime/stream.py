@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -71,8 +72,12 @@ class OceanStream:
     """
 
     def __init__(self, model: OceanModel, batch: int | None = None, *, guard: Guard = "raise") -> None:
-        if batch is not None and batch < 1:
-            raise ValueError(f"a stream has at least one row; got batch = {batch}")
+        if batch is not None:
+            if isinstance(batch, bool) or not hasattr(batch, "__index__"):
+                raise ValueError(f"a batch is a whole number of rows, not {batch!r}")
+            batch = operator.index(batch)  # NumPy's integers are none of JSON's
+            if batch < 1:
+                raise ValueError(f"a stream has at least one row; got batch = {batch}")
         if guard not in get_args(Guard):
             raise ValueError(f"unknown guard {guard!r}; choose raise, hold or reset")
         self.batch = batch
@@ -183,6 +188,7 @@ class OceanStream:
                     plan.mixed(state, chosen, plan.initial_state()),
                     plan.mixed(predictions, chosen, None),
                 )
+            self.fault, self._valid = None, np.ones(plan.rows, bool)
         finally:
             self._lock.release()
 

@@ -44,6 +44,9 @@ def pair(model: OceanModel, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         "bad_seconds": 1,
     }
     with robot(tmp_path_factory.mktemp("steps"), **parameters) as both:
+        client, _ = both
+        # Once configured, the node knows the parameters of each input: the tests may come in any order.
+        assert client.transit("ocean", "configure") and client.transit("ocean", "cleanup")
         yield both
 
 

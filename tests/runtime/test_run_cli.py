@@ -151,12 +151,15 @@ def test_info_says_what_the_model_is(command: Run, tiny_path: Path) -> None:
         (("none.onnx",), "ocean-run: there is no model file at none.onnx"),
         (("MODEL", "none.txt"), "none.txt can't be read: No such file"),
         (("MODEL", "/"), "/ can't be read: Is a directory"),
-        (("MODEL", "--state", "/nowhere/state"), "can't be saved to /nowhere/state"),
+        (("MODEL", "--state", "/nowhere/state"), "can't be saved to /nowhere/state: there is no such folder"),
         (("MODEL", "--state", "MODEL"), "is no snapshot"),
         (("MODEL", "--generate", "-1"), "must be 0 or more"),
         (("MODEL", "--generate", "x"), "invalid int value"),
         (("MODEL", "--temperature", "nan"), "must be 0.0 or more"),
         (("MODEL", "--top-k", "0"), "must be 1 or more"),
+        (("MODEL", "--seed", "99999999999999999999999"), "below 2^64"),
+        (("MODEL", "--state", ""), "is no name for a snapshot"),
+        (("MODEL", "--state", "/"), "is no name for a snapshot"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_sentence(
@@ -227,3 +230,33 @@ def test_an_option_for_another_kind_of_model_is_refused(command: Run, tiny_path:
         done = command(RUN, model, f"--{option}", value)
         assert done.returncode == 1
         assert done.stderr.decode().startswith(f"ocean-run: --{option} means nothing to this model")
+
+
+def test_a_full_disk_under_the_output_is_one_sentence(command: Run, tiny_path: Path) -> None:
+    for option in ("--info", "--generate=9"):
+        done = subprocess.run(
+            f'exec "{sys.executable}" -m {RUN} "{tiny_path}" {option} > /dev/full < /dev/null',
+            shell=True,
+            capture_output=True,
+            check=False,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "runtime")},
+        )
+        assert done.returncode == 1
+        assert done.stderr.decode().splitlines()[-1] == (
+            "ocean-run: the output can't be written: No space left on device"
+        )
+        assert "Traceback" not in done.stderr.decode()
+
+
+def test_a_terminal_of_another_encoding_shows_what_it_can(
+    tiny_path: Path, environment: dict[str, str]
+) -> None:
+    line = [sys.executable, "-m", RUN, str(tiny_path), "--generate", "300"]
+    done = subprocess.run(
+        line,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        env={**environment, "PYTHONIOENCODING": "ascii"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,5 +1,7 @@
 """A stream: what a step takes, gives and refuses."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -128,3 +130,12 @@ def test_a_batched_stream_wants_all_its_rows(tiny: OceanModel) -> None:
 def test_resuming_needs_the_same_batch(tiny: OceanModel) -> None:
     with pytest.raises(SnapshotError, match="batch 2, the stream None"):
         tiny.stream().resume(tiny.stream(batch=2).snapshot())
+
+
+def test_a_numpy_batch_can_be_saved_and_no_other_kind_of_number(tiny: OceanModel, tmp_path: Path) -> None:
+    stream = tiny.stream(np.int64(2))  # type: ignore[arg-type]
+    stream.save(tmp_path / "state")
+    tiny.stream(2).restore(tmp_path / "state")
+    for wrong in (True, 2.5, "2"):
+        with pytest.raises(ValueError, match="whole number of rows"):
+            tiny.stream(wrong)  # type: ignore[arg-type]
