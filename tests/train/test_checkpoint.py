@@ -12,7 +12,7 @@ import pytest
 import torch
 from ocean_runtime.tokenizer import Tokenizer
 from ocean_train import checkpoint as checkpoints
-from ocean_train.checkpoint import POINTER, Checkpoint, CheckpointError, load, save
+from ocean_train.checkpoint import POINTER, Checkpoint, CheckpointError, held, load, save
 from ocean_train.model import OceanConfig, OceanTransformer
 
 
@@ -221,3 +221,23 @@ def test_another_kind_of_model_is_named(tmp_path: Path) -> None:
     save(tmp_path, dataclasses.replace(make(), model_kind="lstm"))
     with pytest.raises(CheckpointError, match="holds a 'lstm' model"):
         load(tmp_path).model()
+
+
+def test_a_folder_is_held_by_one_run_at_a_time(tmp_path: Path) -> None:
+    with held(tmp_path / "run"):
+        with (
+            pytest.raises(CheckpointError, match="another ocean-train is writing to"),
+            held(tmp_path / "run"),
+        ):
+            pass
+        with held(tmp_path / "other"):
+            pass
+    with held(tmp_path / "run"):
+        pass
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    for folder in (tmp_path / "file", tmp_path / "file" / "run", Path("/proc/nowhere")):
+        with pytest.raises(CheckpointError, match=f"{folder} cannot be written"), held(folder):
+            pass

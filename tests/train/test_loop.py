@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from ocean_train.batches import Data, prepare
-from ocean_train.checkpoint import Checkpoint, CheckpointError, load
+from ocean_train.checkpoint import Checkpoint, CheckpointError, held, load
 from ocean_train.corpora import Corpus, CorpusError
 from ocean_train.loop import (
     WEIGHT_DECAY,
@@ -217,3 +217,15 @@ def test_a_text_too_short_is_refused_before_anything_is_written(tmp_path: Path) 
     with pytest.raises(CorpusError):
         data(text="short")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_used_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+
+    def stop() -> bool:
+        raise AssertionError("a step began")
+
+    with held(tmp_path / "run"):
+        for name, sentence in (("run", "another ocean-train"), ("file", "cannot be written")):
+            with pytest.raises(CheckpointError, match=sentence):
+                train(TINY, data(), tmp_path / name, eval_every=4, save_every=4, stop=stop)

@@ -14,12 +14,14 @@ once the new pointer is on disk. No pickle anywhere.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import platform
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -40,6 +42,7 @@ from ocean_train.observations import Observations
 
 FORMAT = 1
 POINTER = "checkpoint.json"
+LOCK = ".ocean-train.lock"
 HELDOUT_STEPS = 16_384
 POINTER_LIMIT = 64 * 2**20
 _PARTS = ("weights", "optimizer", "heldout")
@@ -135,6 +138,30 @@ class Checkpoint:
                 f"the weights do not fit {self.config}; the checkpoint is damaged"
             ) from None
         return model
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold `folder` (made if missing) against a second run, whose save would remove this one's files.
+
+    Raises CheckpointError where another process holds it, or it cannot be written. The lock ends with the
+    process, however that dies; its empty file stays, as removing it would let two runs in.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / LOCK).open("ab")
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder} cannot be written ({error.strerror}); give a folder of your own with --out"
+        ) from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CheckpointError(
+                f"another ocean-train is writing to {folder}; wait for its end, or give another --out"
+            ) from None
+        yield
 
 
 def save(folder: Path | str, checkpoint: Checkpoint) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -101,8 +102,23 @@ def train(
 ) -> Checkpoint:
     """Train, or go on training, until `settings.steps` or until `stop()` is true; the checkpoint is in `out`.
 
-    Raises CheckpointError where `out` holds another run, DivergedError after 100 skipped steps on end.
+    Raises CheckpointError where `out` holds another run, is written by one at this moment or cannot be written
+    at all, DivergedError after 100 skipped steps on end.
     """
+    with checkpoints.held(out) if parallel.leads() else nullcontext():
+        return _train(settings, data, out, eval_every, save_every, device, stop, say)
+
+
+def _train(
+    settings: Settings,
+    data: Data | Sensors,
+    out: Path,
+    eval_every: int,
+    save_every: int,
+    device: torch.device,
+    stop: Callable[[], bool],
+    say: Callable[[str], None],
+) -> Checkpoint:
     model = build(settings, data.tokenizer if isinstance(data, Data) else data.observations).to(device)
     shared = parallel.shared(model)
     optimizer = make_optimizer(model)
