@@ -46,9 +46,9 @@ LOCK = ".ocean-train.lock"
 HELDOUT_STEPS = 16_384
 POINTER_LIMIT = 64 * 2**20
 _PARTS = ("weights", "optimizer", "heldout")
-_OURS = re.compile(
-    r"(weights|optimizer|heldout)-[0-9a-f-]+\.safetensors|\.(weights|optimizer|heldout|checkpoint)[-.].*\.tmp"
-)
+# Exactly the names that `save` gives and the temporary files beside them: the user's own files are not touched.
+_TENSORS = r"((weights|optimizer)-[0-9]+|heldout)-[0-9a-f]{12}\.safetensors"
+_OURS = re.compile(rf"{_TENSORS}|\.({_TENSORS}|checkpoint\.json)\.[a-z0-9_]{{8}}\.tmp")
 
 
 class CheckpointError(ValueError):
@@ -290,7 +290,7 @@ def _read_pointer(folder: Path) -> dict[str, Any]:
 
 def _file_entry(entry: dict[str, Any], part: str) -> tuple[str, str, int]:
     name, digest, size = entry["name"], entry["sha256"], _whole(entry["bytes"], "bytes")
-    if not (isinstance(name, str) and name.startswith(part) and _OURS.fullmatch(name)):
+    if not (isinstance(name, str) and name.startswith(part) and re.fullmatch(_TENSORS, name)):
         raise CheckpointError(f"{name!r} is no name of a {part} file; the checkpoint is damaged")
     return name, str(digest), size
 
