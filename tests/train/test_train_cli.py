@@ -63,6 +63,19 @@ def test_a_run_prints_its_losses_and_a_sample_and_leaves_a_checkpoint_and_a_pict
     assert (out / POINTER).read_bytes() == before
 
 
+def test_a_reader_that_goes_away_or_a_full_disk_does_not_end_the_training(text: Path, tmp_path: Path) -> None:
+    call = ["--text", str(text), *TINY]
+    with Path("/dev/full").open("w") as full, redirect_stdout(full):
+        assert main([*call, "--out", str(tmp_path / "full")]) == 0
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as pipe, redirect_stdout(pipe):
+        assert main([*call, "--out", str(tmp_path / "pipe")]) == 0
+    for name in ("full", "pipe"):
+        assert load(tmp_path / name).step == 12
+        assert (tmp_path / name / "curves.png").exists()
+
+
 def test_words_and_streams(text: Path, tmp_path: Path) -> None:
     options = ["--tokenizer", "word", "--vocabulary", "9", "--feed", "streams", "--batch", "2"]
     assert main(["--text", str(text), *TINY, "--out", str(tmp_path / "run"), *options]) == 0
