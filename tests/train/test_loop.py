@@ -229,3 +229,14 @@ def test_a_folder_that_cannot_be_used_is_refused_before_the_first_step(tmp_path:
         for name, sentence in (("run", "another ocean-train"), ("file", "cannot be written")):
             with pytest.raises(CheckpointError, match=sentence):
                 train(TINY, data(), tmp_path / name, eval_every=4, save_every=4, stop=stop)
+
+
+def test_weights_that_are_not_finite_are_not_saved_over_a_good_checkpoint(tmp_path: Path) -> None:
+    settings = dataclasses.replace(TINY, lr=1e300, steps=8)
+    asked = iter(range(9))
+    with pytest.raises(DivergedError, match="the weights are no longer finite; try a smaller --lr"):
+        train(settings, data(), tmp_path, eval_every=100, save_every=100)
+    train(settings, data(), tmp_path, eval_every=100, save_every=100, stop=lambda: next(asked) == 0)
+    with pytest.raises(DivergedError, match="no longer finite"):
+        train(settings, data(), tmp_path, eval_every=100, save_every=3)
+    assert load(tmp_path).step == 0

@@ -86,7 +86,7 @@ class Settings:
 
 
 class DivergedError(ArithmeticError):
-    """The gradient was not finite for so long that going on is hopeless."""
+    """The weights are not finite, or the gradient was not for so long that going on is hopeless."""
 
 
 def train(
@@ -103,7 +103,8 @@ def train(
     """Train, or go on training, until `settings.steps` or until `stop()` is true; the checkpoint is in `out`.
 
     Raises CheckpointError where `out` holds another run, is written by one at this moment or cannot be written
-    at all, DivergedError after 100 skipped steps on end.
+    at all, DivergedError after 100 skipped steps on end, or where a save finds weights that are not finite; the
+    checkpoint before is then kept.
     """
     with checkpoints.held(out) if parallel.leads() else nullcontext():
         return _train(settings, data, out, eval_every, save_every, device, stop, say)
@@ -132,6 +133,8 @@ def _train(
             say(f"going on from step {step} of {settings.steps}, as {out} holds this run's checkpoint")
 
     def save() -> Checkpoint:
+        if not all(p.isfinite().all() for p in model.parameters()):
+            raise DivergedError("the weights are no longer finite; try a smaller --lr")
         tensors = optimizer_tensors(model, optimizer)
         if state is not None:
             tensors["carried"] = parallel.all_rows(state, settings.batch)
