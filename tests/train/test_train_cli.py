@@ -247,7 +247,7 @@ def test_every_regime_and_model_trains(
     [
         (["--model", "lstm", "--regime", "detach"], "--regime and --truncate are for --model ocean"),
         (["--regime", "detach", "--truncate", "3"], "the regime detach has no option truncate"),
-        (["--truncate", "0"], "truncate must be a positive number or None, not 0"),
+        (["--truncate", "0"], "truncate must be a positive whole number or None, not 0"),
     ],
 )
 def test_options_that_do_not_fit_together_are_refused(
