@@ -76,6 +76,15 @@ def test_a_reader_that_goes_away_or_a_full_disk_does_not_end_the_training(text: 
         assert (tmp_path / name / "curves.png").exists()
 
 
+@pytest.mark.parametrize("name", [b"x$\\frac$.txt", b"caf\xe9.txt"])
+def test_a_text_of_any_name_trains(name: bytes, tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(name)
+    path.write_text(TEXT)
+    assert main(["--text", str(path), *TINY, "--out", str(tmp_path / "run")]) == 0
+    assert load(tmp_path / "run").data["name"] == name.decode(errors="replace")
+    assert (tmp_path / "run" / "curves.png").exists()
+
+
 def test_words_and_streams(text: Path, tmp_path: Path) -> None:
     options = ["--tokenizer", "word", "--vocabulary", "9", "--feed", "streams", "--batch", "2"]
     assert main(["--text", str(text), *TINY, "--out", str(tmp_path / "run"), *options]) == 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -120,7 +121,7 @@ def read_log(request: Request) -> Log:
     clocked = request.time is not None or request.rate_hz is not None
     about = [target, *(e.name for e in (*layout.features, *outputs)), starts.tolist(), spool.names]
     return Log(
-        name=", ".join(path.name for path in request.paths),
+        name=", ".join(os.fsencode(path.name).decode(errors="replace") for path in request.paths),
         sha256=hashlib.sha256((spool.sha.hexdigest() + json.dumps(about)).encode()).hexdigest(),
         target=target,
         features=layout.features,
