@@ -186,7 +186,7 @@ def test_a_damaged_pointer_is_refused_in_one_sentence(tmp_path: Path, change: An
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b"[" * 100_000])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b"[" * 100_000, b"9" * 5000])
 def test_a_pointer_that_is_no_json_object_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / POINTER).write_bytes(content)
     with pytest.raises(CheckpointError):
@@ -245,3 +245,19 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     for folder in (tmp_path / "file", tmp_path / "file" / "run", Path("/proc/nowhere")):
         with pytest.raises(CheckpointError, match=f"{folder} cannot be written"), held(folder):
             pass
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"weights": {n: w.double() for n, w in make().weights.items()}}, "is torch.float64, not float32"),
+        ({"heldout": torch.tensor([0, 99])}, "held-out tokens are not all among the model's"),
+        ({"heldout": torch.tensor([-1])}, "held-out tokens are not all among the model's"),
+    ],
+)
+def test_tensors_that_the_model_cannot_use_are_refused(
+    tmp_path: Path, change: dict[str, Any], sentence: str
+) -> None:
+    save(tmp_path, dataclasses.replace(make(), **change))
+    with pytest.raises(CheckpointError, match=sentence):
+        load(tmp_path)

@@ -22,6 +22,7 @@ from ocean_train.loop import (
     learning_rate,
     make_optimizer,
     optimizer_tensors,
+    restore_optimizer,
     train,
     update,
 )
@@ -240,3 +241,27 @@ def test_weights_that_are_not_finite_are_not_saved_over_a_good_checkpoint(tmp_pa
     with pytest.raises(DivergedError, match="no longer finite"):
         train(settings, data(), tmp_path, eval_every=100, save_every=3)
     assert load(tmp_path).step == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"exp_avg.head.weight": None},
+        {"exp_avg.head.weight": torch.zeros(1)},
+        {"exp_avg.head.weight": torch.zeros(1).long()},
+        {"step.head.weight": torch.tensor(3)},
+        {"step.head.weight": torch.zeros(2)},
+        {"exp_avg.tail.weight": torch.zeros(1)},
+    ],
+)
+def test_an_optimizer_that_does_not_fit_is_refused(change: dict[str, torch.Tensor | None]) -> None:
+    text = data()
+    model = build(TINY, text.tokenizer)
+    optimizer = make_optimizer(model)
+    loss, _ = gradient(model, TINY, feed(TINY, text.training)(0), None)
+    assert update(model, optimizer, loss, 1e-3)
+    tensors = optimizer_tensors(model, optimizer)
+    restore_optimizer(model, make_optimizer(model), tensors)
+    edited = {name: value for name, value in (tensors | change).items() if value is not None}
+    with pytest.raises(CheckpointError, match=f"the optimizer's {next(iter(change))} does not fit the model"):
+        restore_optimizer(model, make_optimizer(model), edited)

@@ -223,6 +223,11 @@ def load(folder: Path | str) -> Checkpoint:
         else:
             observations = Observations.from_dict(values["observations"])
         _check_fit(config, tokenizer, observations)
+        for name, weight in tensors["weights"].items():
+            if weight.dtype != torch.float32:
+                raise CheckpointError(
+                    f"the weight {name} is {weight.dtype}, not float32; the checkpoint is damaged"
+                )
         heldout = tensors["heldout"]
         return Checkpoint(
             config=config,
@@ -281,7 +286,9 @@ def _read_pointer(folder: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{folder} holds no {POINTER}; give the folder that ocean-train --out wrote"
         ) from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except CheckpointError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: also a number of too many digits
         raise CheckpointError(f"{path} cannot be read: {error}") from None
     if not isinstance(values, dict):
         raise CheckpointError(f"{path} holds no JSON object; the checkpoint is damaged")
@@ -332,6 +339,10 @@ def _heldout(tensors: Mapping[str, Tensor], config: OceanConfig) -> Tensor:
         if tokens.dtype != torch.int64 or tokens.dim() != 1 or len(tokens) > HELDOUT_STEPS:
             raise CheckpointError(
                 f"the held-out tokens are {tokens.dtype} {tuple(tokens.shape)}, not (N,) int64"
+            )
+        if len(tokens) and not 0 <= tokens.min() <= tokens.max() < config.inputs:
+            raise CheckpointError(
+                f"the held-out tokens are not all among the model's {config.inputs}; the checkpoint is damaged"
             )
         return tokens
     x, y, reset = tensors["observations"], tensors["targets"], tensors["reset"]

@@ -41,6 +41,7 @@ WARM_UP_STEPS = 100
 # Decay pulls matrices towards zero, which their scale can absorb. Biases and LayerNorm have no such freedom,
 # and an embedding row of a rare token would fade while it isn't trained.
 WEIGHT_DECAY = 0.1
+OPTIMIZER_SLOTS = ("step", "exp_avg", "exp_avg_sq")
 HOPELESS = 100
 CPU = torch.device("cpu")
 
@@ -284,11 +285,15 @@ def restore_optimizer(
 ) -> None:
     """Put back what `optimizer_tensors` took; raises CheckpointError where it does not fit the model."""
     parameters = dict(model.named_parameters())
-    for key, value in tensors.items():
+    slots = {key: value for key, value in tensors.items() if key != "carried"}
+    expected = {f"{slot}.{name}" for slot in OPTIMIZER_SLOTS for name in parameters}
+    if slots and slots.keys() != expected:  # before the first update there are none
+        key = min(slots.keys() ^ expected)
+        raise CheckpointError(f"the optimizer's {key} does not fit the model; the checkpoint is damaged")
+    for key, value in slots.items():
         slot, _, name = key.partition(".")
-        if key == "carried":
-            continue
-        if name not in parameters or (slot != "step" and value.shape != parameters[name].shape):
+        shape = () if slot == "step" else parameters[name].shape
+        if value.shape != shape or value.dtype != torch.float32:
             raise CheckpointError(f"the optimizer's {key} does not fit the model; the checkpoint is damaged")
         optimizer.state[parameters[name]][slot] = value.to(parameters[name].device, copy=True)
 
