@@ -12,7 +12,7 @@ import pytest
 import torch
 from ocean_runtime.tokenizer import Tokenizer
 from ocean_train import checkpoint as checkpoints
-from ocean_train.checkpoint import POINTER, Checkpoint, CheckpointError, load, save
+from ocean_train.checkpoint import POINTER, Checkpoint, CheckpointError, held, load, save
 from ocean_train.model import OceanConfig, OceanTransformer
 
 
@@ -74,19 +74,23 @@ def test_the_model_comes_back_and_is_its_own(tmp_path: Path) -> None:
 
 
 def test_a_save_leaves_nothing_of_the_one_before_and_nothing_else_is_touched(tmp_path: Path) -> None:
-    leftover = tmp_path / ".weights-1234.tmp"
-    for path in (leftover, tmp_path / "notes.txt", tmp_path / "weights-of-mine.bin"):
+    leftover = tmp_path / ".weights-3-0123456789ab.safetensors.abcd_123.tmp"
+    mine = {"notes.txt", "weights-of-mine.bin", "weights-2024.safetensors", "heldout-abc.safetensors"}
+    mine |= {"optimizer-1-abc.safetensors", ".checkpoint.old.tmp"}
+    for path in (leftover, *(tmp_path / name for name in mine)):
         path.write_text("x")
     save(tmp_path, make(step=3))
     save(tmp_path, make(step=6, seed=1))
+    assert mine < {path.name for path in tmp_path.iterdir()}
+    for name in mine:
+        (tmp_path / name).unlink()
     names = sorted(path.name for path in tmp_path.iterdir())
     assert [name.rsplit("-", 1)[0] for name in names if name.endswith(".safetensors")] == [
         "heldout",
         "optimizer-6",
         "weights-6",
     ]
-    assert {"notes.txt", "weights-of-mine.bin", POINTER} < set(names)
-    assert len(names) == 6
+    assert len(names) == 4
 
 
 class PowerCutError(Exception):
@@ -171,7 +175,7 @@ def edit(folder: Path, change: Any) -> None:
         ),
         (lambda v: v["files"]["weights"].update(bytes=10**15), "where 1000000000000000 were written"),
         (lambda v: v["files"]["weights"].update(sha256="0"), "its SHA-256 differs"),
-        (lambda v: v["files"]["weights"].update(name="weights-9.safetensors"), "No such file"),
+        (lambda v: v["files"]["weights"].update(name="weights-9-0123456789ab.safetensors"), "No such file"),
     ],
 )
 def test_a_damaged_pointer_is_refused_in_one_sentence(tmp_path: Path, change: Any, sentence: str) -> None:
@@ -182,7 +186,7 @@ def test_a_damaged_pointer_is_refused_in_one_sentence(tmp_path: Path, change: An
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b"[" * 100_000])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b"[" * 100_000, b"9" * 5000])
 def test_a_pointer_that_is_no_json_object_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / POINTER).write_bytes(content)
     with pytest.raises(CheckpointError):
@@ -221,3 +225,39 @@ def test_another_kind_of_model_is_named(tmp_path: Path) -> None:
     save(tmp_path, dataclasses.replace(make(), model_kind="lstm"))
     with pytest.raises(CheckpointError, match="holds a 'lstm' model"):
         load(tmp_path).model()
+
+
+def test_a_folder_is_held_by_one_run_at_a_time(tmp_path: Path) -> None:
+    with held(tmp_path / "run"):
+        with (
+            pytest.raises(CheckpointError, match="another ocean-train is writing to"),
+            held(tmp_path / "run"),
+        ):
+            pass
+        with held(tmp_path / "other"):
+            pass
+    with held(tmp_path / "run"):
+        pass
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    for folder in (tmp_path / "file", tmp_path / "file" / "run", Path("/proc/nowhere")):
+        with pytest.raises(CheckpointError, match=f"{folder} cannot be written"), held(folder):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"weights": {n: w.double() for n, w in make().weights.items()}}, "is torch.float64, not float32"),
+        ({"heldout": torch.tensor([0, 99])}, "held-out tokens are not all among the model's"),
+        ({"heldout": torch.tensor([-1])}, "held-out tokens are not all among the model's"),
+    ],
+)
+def test_tensors_that_the_model_cannot_use_are_refused(
+    tmp_path: Path, change: dict[str, Any], sentence: str
+) -> None:
+    save(tmp_path, dataclasses.replace(make(), **change))
+    with pytest.raises(CheckpointError, match=sentence):
+        load(tmp_path)

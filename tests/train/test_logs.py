@@ -236,3 +236,18 @@ def test_a_large_csv_is_read_in_bounded_memory(
     assert rows > megabytes * 25_000
     assert anonymous < 400, f"{anonymous} MB"
     print(f"{megabytes} MB of CSV, {rows:,} rows: {anonymous} MB of memory that is no file's")
+
+
+def test_one_array_that_is_named_npz_is_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "one.npy", np.zeros(8))
+    (tmp_path / "one.npy").rename(tmp_path / "one.npz")
+    with pytest.raises(LogError, match="holds one array without a name; write it by numpy"):
+        read_log(Request((tmp_path / "one.npz",)))
+
+
+@pytest.mark.parametrize("option", ["features", "targets"])
+def test_a_column_given_twice_is_refused(tmp_path: Path, option: Any) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("a,b\n1,2\n3,4\n")
+    with pytest.raises(LogError, match=f"'a' is given twice in --{option}; name each column once"):
+        read_log(Request((path,), **{option: ("a", "a [m]")}))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from ocean_train.batches import Data, prepare
-from ocean_train.checkpoint import Checkpoint, CheckpointError, load
+from ocean_train.checkpoint import Checkpoint, CheckpointError, held, load
 from ocean_train.corpora import Corpus, CorpusError
 from ocean_train.loop import (
     WEIGHT_DECAY,
@@ -22,6 +22,7 @@ from ocean_train.loop import (
     learning_rate,
     make_optimizer,
     optimizer_tensors,
+    restore_optimizer,
     train,
     update,
 )
@@ -217,3 +218,50 @@ def test_a_text_too_short_is_refused_before_anything_is_written(tmp_path: Path) 
     with pytest.raises(CorpusError):
         data(text="short")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_used_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+
+    def stop() -> bool:
+        raise AssertionError("a step began")
+
+    with held(tmp_path / "run"):
+        for name, sentence in (("run", "another ocean-train"), ("file", "cannot be written")):
+            with pytest.raises(CheckpointError, match=sentence):
+                train(TINY, data(), tmp_path / name, eval_every=4, save_every=4, stop=stop)
+
+
+def test_weights_that_are_not_finite_are_not_saved_over_a_good_checkpoint(tmp_path: Path) -> None:
+    settings = dataclasses.replace(TINY, lr=1e300, steps=8)
+    asked = iter(range(9))
+    with pytest.raises(DivergedError, match="the weights are no longer finite; try a smaller --lr"):
+        train(settings, data(), tmp_path, eval_every=100, save_every=100)
+    train(settings, data(), tmp_path, eval_every=100, save_every=100, stop=lambda: next(asked) == 0)
+    with pytest.raises(DivergedError, match="no longer finite"):
+        train(settings, data(), tmp_path, eval_every=100, save_every=3)
+    assert load(tmp_path).step == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"exp_avg.head.weight": None},
+        {"exp_avg.head.weight": torch.zeros(1)},
+        {"exp_avg.head.weight": torch.zeros(1).long()},
+        {"step.head.weight": torch.tensor(3)},
+        {"step.head.weight": torch.zeros(2)},
+        {"exp_avg.tail.weight": torch.zeros(1)},
+    ],
+)
+def test_an_optimizer_that_does_not_fit_is_refused(change: dict[str, torch.Tensor | None]) -> None:
+    text = data()
+    model = build(TINY, text.tokenizer)
+    optimizer = make_optimizer(model)
+    loss, _ = gradient(model, TINY, feed(TINY, text.training)(0), None)
+    assert update(model, optimizer, loss, 1e-3)
+    tensors = optimizer_tensors(model, optimizer)
+    restore_optimizer(model, make_optimizer(model), tensors)
+    edited = {name: value for name, value in (tensors | change).items() if value is not None}
+    with pytest.raises(CheckpointError, match=f"the optimizer's {next(iter(change))} does not fit the model"):
+        restore_optimizer(model, make_optimizer(model), edited)

@@ -178,8 +178,55 @@ def test_an_unknown_regime_or_option_is_refused() -> None:
         run(case, "ful")
     with pytest.raises(ValueError, match="detach has no option truncate; it has sweeps"):
         run(case, "detach", truncate=2)
-    with pytest.raises(ValueError, match="truncate must be a positive number or None, not 0"):
-        run(case, "full", truncate=0)
+    for bad in (0, 2.5, True):
+        with pytest.raises(ValueError, match=f"truncate must be a positive whole number or None, not {bad}"):
+            run(case, "full", truncate=bad)
+
+
+TOKENS, BITS = torch.zeros(2, 3, dtype=torch.int64), torch.ones(2, 3, dtype=torch.bool)
+REALS = torch.zeros(2, 3, 3)
+
+
+@pytest.mark.parametrize("regime", regimes.REGIMES)
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"inputs": TOKENS[0]}, r"inputs are \(3,\); a window has"),
+        ({"inputs": TOKENS[:0]}, "at least one row"),
+        ({"inputs": TOKENS[:, :0]}, "one step"),
+        ({"inputs": TOKENS.int()}, r"inputs must be int64 of shape \(2, 3\), not int32 \(2, 3\)"),
+        ({"inputs": REALS}, r"inputs must be int64 of shape \(2, 3\), not float32 \(2, 3, 3\)"),
+        ({"inputs": TOKENS + 7}, "inputs reach from 7 to 7; the model's are 0 to 6"),
+        ({"targets": TOKENS.T}, r"targets must be int64 of shape \(2, 3\), not int64 \(3, 2\)"),
+        ({"targets": TOKENS[:1]}, r"not int64 \(1, 3\)"),
+        ({"targets": TOKENS.double()}, "not float64"),
+        ({"targets": TOKENS - 100}, "targets reach from -100 to -100; the model's are 0 to 6"),
+        ({"targets": TOKENS + 7}, "targets reach from 7 to 7"),
+        ({"ocean": torch.zeros(1, 8)}, r"ocean must be real of shape \(2, 8\), not float32 \(1, 8\)"),
+        ({"reset": BITS[:, :1]}, r"reset must be bool of shape \(2, 3\), not bool \(2, 1\)"),
+        ({"valid": BITS[:1]}, r"valid must be bool of shape \(2, 3\), not bool \(1, 3\)"),
+        ({"valid": BITS.float()}, "valid must be bool"),
+    ],
+)
+def test_a_window_of_tokens_that_is_none_is_refused(regime: str, change: Any, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        run(make(2, 3, 8)._replace(**change), regime)
+
+
+@pytest.mark.parametrize("regime", regimes.REGIMES)
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"inputs": REALS[..., :2]}, r"inputs must be real of shape \(2, 3, 3\), not float32 \(2, 3, 2\)"),
+        ({"inputs": REALS.long()}, "inputs must be real"),
+        ({"targets": REALS[..., :1]}, r"targets must be real of shape \(2, 3, 2\), not float32 \(2, 3, 1\)"),
+        ({"targets": REALS[..., 0]}, r"not float32 \(2, 3\)"),
+        ({"targets": REALS[:1, ..., :2]}, r"not float32 \(1, 3, 2\)"),
+    ],
+)
+def test_a_window_of_features_that_is_none_is_refused(regime: str, change: Any, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        run(make(2, 3, 8, kind="features", head="regression")._replace(**change), regime)
 
 
 @pytest.mark.parametrize("name", baselines.MODELS)

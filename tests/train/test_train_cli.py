@@ -63,6 +63,28 @@ def test_a_run_prints_its_losses_and_a_sample_and_leaves_a_checkpoint_and_a_pict
     assert (out / POINTER).read_bytes() == before
 
 
+def test_a_reader_that_goes_away_or_a_full_disk_does_not_end_the_training(text: Path, tmp_path: Path) -> None:
+    call = ["--text", str(text), *TINY]
+    with Path("/dev/full").open("w") as full, redirect_stdout(full):
+        assert main([*call, "--out", str(tmp_path / "full")]) == 0
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as pipe, redirect_stdout(pipe):
+        assert main([*call, "--out", str(tmp_path / "pipe")]) == 0
+    for name in ("full", "pipe"):
+        assert load(tmp_path / name).step == 12
+        assert (tmp_path / name / "curves.png").exists()
+
+
+@pytest.mark.parametrize("name", [b"x$\\frac$.txt", b"caf\xe9.txt"])
+def test_a_text_of_any_name_trains(name: bytes, tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(name)
+    path.write_text(TEXT)
+    assert main(["--text", str(path), *TINY, "--out", str(tmp_path / "run")]) == 0
+    assert load(tmp_path / "run").data["name"] == name.decode(errors="replace")
+    assert (tmp_path / "run" / "curves.png").exists()
+
+
 def test_words_and_streams(text: Path, tmp_path: Path) -> None:
     options = ["--tokenizer", "word", "--vocabulary", "9", "--feed", "streams", "--batch", "2"]
     assert main(["--text", str(text), *TINY, "--out", str(tmp_path / "run"), *options]) == 0
@@ -234,7 +256,7 @@ def test_every_regime_and_model_trains(
     [
         (["--model", "lstm", "--regime", "detach"], "--regime and --truncate are for --model ocean"),
         (["--regime", "detach", "--truncate", "3"], "the regime detach has no option truncate"),
-        (["--truncate", "0"], "truncate must be a positive number or None, not 0"),
+        (["--truncate", "0"], "truncate must be a positive whole number or None, not 0"),
     ],
 )
 def test_options_that_do_not_fit_together_are_refused(

@@ -14,12 +14,14 @@ once the new pointer is on disk. No pickle anywhere.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import platform
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -40,12 +42,13 @@ from ocean_train.observations import Observations
 
 FORMAT = 1
 POINTER = "checkpoint.json"
+LOCK = ".ocean-train.lock"
 HELDOUT_STEPS = 16_384
 POINTER_LIMIT = 64 * 2**20
 _PARTS = ("weights", "optimizer", "heldout")
-_OURS = re.compile(
-    r"(weights|optimizer|heldout)-[0-9a-f-]+\.safetensors|\.(weights|optimizer|heldout|checkpoint)[-.].*\.tmp"
-)
+# Exactly the names that `save` gives and the temporary files beside them: the user's own files are not touched.
+_TENSORS = r"((weights|optimizer)-[0-9]+|heldout)-[0-9a-f]{12}\.safetensors"
+_OURS = re.compile(rf"{_TENSORS}|\.({_TENSORS}|checkpoint\.json)\.[a-z0-9_]{{8}}\.tmp")
 
 
 class CheckpointError(ValueError):
@@ -137,6 +140,30 @@ class Checkpoint:
         return model
 
 
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold `folder` (made if missing) against a second run, whose save would remove this one's files.
+
+    Raises CheckpointError where another process holds it, or it cannot be written. The lock ends with the
+    process, however that dies; its empty file stays, as removing it would let two runs in.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / LOCK).open("ab")
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder} cannot be written ({error.strerror}); give a folder of your own with --out"
+        ) from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CheckpointError(
+                f"another ocean-train is writing to {folder}; wait for its end, or give another --out"
+            ) from None
+        yield
+
+
 def save(folder: Path | str, checkpoint: Checkpoint) -> None:
     """Write `checkpoint` into `folder` (made if missing) in place of the one there.
 
@@ -196,6 +223,11 @@ def load(folder: Path | str) -> Checkpoint:
         else:
             observations = Observations.from_dict(values["observations"])
         _check_fit(config, tokenizer, observations)
+        for name, weight in tensors["weights"].items():
+            if weight.dtype != torch.float32:
+                raise CheckpointError(
+                    f"the weight {name} is {weight.dtype}, not float32; the checkpoint is damaged"
+                )
         heldout = tensors["heldout"]
         return Checkpoint(
             config=config,
@@ -254,7 +286,9 @@ def _read_pointer(folder: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{folder} holds no {POINTER}; give the folder that ocean-train --out wrote"
         ) from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except CheckpointError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: also a number of too many digits
         raise CheckpointError(f"{path} cannot be read: {error}") from None
     if not isinstance(values, dict):
         raise CheckpointError(f"{path} holds no JSON object; the checkpoint is damaged")
@@ -263,7 +297,7 @@ def _read_pointer(folder: Path) -> dict[str, Any]:
 
 def _file_entry(entry: dict[str, Any], part: str) -> tuple[str, str, int]:
     name, digest, size = entry["name"], entry["sha256"], _whole(entry["bytes"], "bytes")
-    if not (isinstance(name, str) and name.startswith(part) and _OURS.fullmatch(name)):
+    if not (isinstance(name, str) and name.startswith(part) and re.fullmatch(_TENSORS, name)):
         raise CheckpointError(f"{name!r} is no name of a {part} file; the checkpoint is damaged")
     return name, str(digest), size
 
@@ -305,6 +339,10 @@ def _heldout(tensors: Mapping[str, Tensor], config: OceanConfig) -> Tensor:
         if tokens.dtype != torch.int64 or tokens.dim() != 1 or len(tokens) > HELDOUT_STEPS:
             raise CheckpointError(
                 f"the held-out tokens are {tokens.dtype} {tuple(tokens.shape)}, not (N,) int64"
+            )
+        if len(tokens) and not 0 <= tokens.min() <= tokens.max() < config.inputs:
+            raise CheckpointError(
+                f"the held-out tokens are not all among the model's {config.inputs}; the checkpoint is damaged"
             )
         return tokens
     x, y, reset = tensors["observations"], tensors["targets"], tensors["reset"]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -154,7 +155,7 @@ def _run(args: argparse.Namespace, received: list[int]) -> int:
         from ocean_train.preview import preview
 
         for line in preview(_request(args), args.validate_on):
-            print(line)
+            _print(line)
         return 0
     import torch
 
@@ -186,7 +187,7 @@ def _run(args: argparse.Namespace, received: list[int]) -> int:
 
         def say(line: str) -> None:
             if leads:
-                print(line, flush=True)
+                _print(line)
 
         say(_describe(settings, data))
         checkpoint = train(
@@ -265,7 +266,7 @@ def _show(checkpoint: Checkpoint, data: Data | Sensors, out: Path) -> None:
         unit = "nats a step" if data.log.target == "classes" else "in the target's variance"
     plot(checkpoint.history, out / "curves.png", f"{checkpoint.data['name']}, {checkpoint.regime}", unit)
     skipped = f", {checkpoint.skipped} of them skipped" if checkpoint.skipped else ""
-    print(
+    _print(
         f"done   validation loss {nats(checkpoint.validation_loss)} ({unit}) "
         f"after {checkpoint.step} steps{skipped}; {out}/checkpoint.json, {out}/curves.png"
     )
@@ -273,7 +274,7 @@ def _show(checkpoint: Checkpoint, data: Data | Sensors, out: Path) -> None:
     model = build(settings, reads)
     model.load_state_dict(dict(checkpoint.weights))
     if not isinstance(data, Data):
-        print(evaluate(model, data, settings.window))
+        _print(str(evaluate(model, data, settings.window)))
         return
     tokenizer = data.tokenizer
     text = sample(
@@ -284,7 +285,7 @@ def _show(checkpoint: Checkpoint, data: Data | Sensors, out: Path) -> None:
         SAMPLE_TEMPERATURE,
         checkpoint.seed,
     )
-    print(f"\nit writes, after reading {tokenizer.decode(checkpoint.heldout[:64].tolist())!r}:\n{text}")
+    _print(f"\nit writes, after reading {tokenizer.decode(checkpoint.heldout[:64].tolist())!r}:\n{text}")
 
 
 @contextmanager
@@ -302,6 +303,18 @@ def _stop_on_signal() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _print(line: str) -> None:
+    """Print a line; once nobody can read it (`| head`, a full disk) go on in silence, so that no step is lost."""
+    try:
+        print(line, flush=True)
+    except OSError:
+        with (
+            suppress(OSError),
+            Path(os.devnull).open("wb") as nowhere,
+        ):  # takes what is still to be flushed, too
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def _fail(message: str) -> int:

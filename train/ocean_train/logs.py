@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -94,6 +95,10 @@ class _Layout:
 
 def read_log(request: Request) -> Log:
     """Read all sources. Raises LogError or the runtime's InputError, each in one sentence."""
+    for option, given in (("--features", request.features), ("--targets", request.targets)):
+        names = [element(text).name for text in given]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise LogError(f"{twice[0]!r} is given twice in {option}; name each column once")
     findings = Findings()
     spool = Spool(findings, request.max_age_s)
     layout: _Layout | None = None
@@ -120,7 +125,7 @@ def read_log(request: Request) -> Log:
     clocked = request.time is not None or request.rate_hz is not None
     about = [target, *(e.name for e in (*layout.features, *outputs)), starts.tolist(), spool.names]
     return Log(
-        name=", ".join(path.name for path in request.paths),
+        name=", ".join(os.fsencode(path.name).decode(errors="replace") for path in request.paths),
         sha256=hashlib.sha256((spool.sha.hexdigest() + json.dumps(about)).encode()).hexdigest(),
         target=target,
         features=layout.features,
@@ -250,7 +255,12 @@ class _NpzTable:
         self.path = path
         self.columns: dict[Element, NDArray[Any]] = {}
         try:
-            with np.load(path, allow_pickle=False) as arrays:
+            found = np.load(path, allow_pickle=False)
+            if not isinstance(found, np.lib.npyio.NpzFile):
+                raise LogError(
+                    f"{path} holds one array without a name; write it by numpy.savez, as name=array"
+                )
+            with found as arrays:
                 for key in arrays.files:
                     array, item = arrays[key], element(key)
                     if array.ndim == 1:
@@ -258,6 +268,8 @@ class _NpzTable:
                     elif array.ndim == 2:
                         for i in range(array.shape[1]):
                             self.columns[Element(f"{item.name}[{i}]", item.unit)] = array[:, i]
+        except LogError:
+            raise
         except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
             raise LogError(f"{path} can't be read as .npz without pickle: {error}") from None
         lengths = {len(array) for array in self.columns.values()}

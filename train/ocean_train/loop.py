@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -40,6 +41,7 @@ WARM_UP_STEPS = 100
 # Decay pulls matrices towards zero, which their scale can absorb. Biases and LayerNorm have no such freedom,
 # and an embedding row of a rare token would fade while it isn't trained.
 WEIGHT_DECAY = 0.1
+OPTIMIZER_SLOTS = ("step", "exp_avg", "exp_avg_sq")
 HOPELESS = 100
 CPU = torch.device("cpu")
 
@@ -85,7 +87,7 @@ class Settings:
 
 
 class DivergedError(ArithmeticError):
-    """The gradient was not finite for so long that going on is hopeless."""
+    """The weights are not finite, or the gradient was not for so long that going on is hopeless."""
 
 
 def train(
@@ -101,8 +103,24 @@ def train(
 ) -> Checkpoint:
     """Train, or go on training, until `settings.steps` or until `stop()` is true; the checkpoint is in `out`.
 
-    Raises CheckpointError where `out` holds another run, DivergedError after 100 skipped steps on end.
+    Raises CheckpointError where `out` holds another run, is written by one at this moment or cannot be written
+    at all, DivergedError after 100 skipped steps on end, or where a save finds weights that are not finite; the
+    checkpoint before is then kept.
     """
+    with checkpoints.held(out) if parallel.leads() else nullcontext():
+        return _train(settings, data, out, eval_every, save_every, device, stop, say)
+
+
+def _train(
+    settings: Settings,
+    data: Data | Sensors,
+    out: Path,
+    eval_every: int,
+    save_every: int,
+    device: torch.device,
+    stop: Callable[[], bool],
+    say: Callable[[str], None],
+) -> Checkpoint:
     model = build(settings, data.tokenizer if isinstance(data, Data) else data.observations).to(device)
     shared = parallel.shared(model)
     optimizer = make_optimizer(model)
@@ -116,6 +134,8 @@ def train(
             say(f"going on from step {step} of {settings.steps}, as {out} holds this run's checkpoint")
 
     def save() -> Checkpoint:
+        if not all(p.isfinite().all() for p in model.parameters()):
+            raise DivergedError("the weights are no longer finite; try a smaller --lr")
         tensors = optimizer_tensors(model, optimizer)
         if state is not None:
             tensors["carried"] = parallel.all_rows(state, settings.batch)
@@ -265,11 +285,15 @@ def restore_optimizer(
 ) -> None:
     """Put back what `optimizer_tensors` took; raises CheckpointError where it does not fit the model."""
     parameters = dict(model.named_parameters())
-    for key, value in tensors.items():
+    slots = {key: value for key, value in tensors.items() if key != "carried"}
+    expected = {f"{slot}.{name}" for slot in OPTIMIZER_SLOTS for name in parameters}
+    if slots and slots.keys() != expected:  # before the first update there are none
+        key = min(slots.keys() ^ expected)
+        raise CheckpointError(f"the optimizer's {key} does not fit the model; the checkpoint is damaged")
+    for key, value in slots.items():
         slot, _, name = key.partition(".")
-        if key == "carried":
-            continue
-        if name not in parameters or (slot != "step" and value.shape != parameters[name].shape):
+        shape = () if slot == "step" else parameters[name].shape
+        if value.shape != shape or value.dtype != torch.float32:
             raise CheckpointError(f"the optimizer's {key} does not fit the model; the checkpoint is damaged")
         optimizer.state[parameters[name]][slot] = value.to(parameters[name].device, copy=True)
 

@@ -92,6 +92,7 @@ def backward(
     inputs (B, T) or (B, T, M), targets (B, T) or (B, T, outputs), ocean (B, D) or None, reset and valid
     (B, T) bool or None; `relay` has the options. Returns the mean loss over the valid steps and the ocean
     after the window (B, D), cut from the graph. Whatever stands in padded inputs and targets is ignored.
+    Raises ValueError where a tensor is not of that shape and kind, or a token is not one of the model's.
 
     The model may be a baseline (ocean_train.baselines), which has no regimes, and may be wrapped in
     DistributedDataParallel: then loss and gradient are those of all processes' rows together.
@@ -101,6 +102,9 @@ def backward(
     module: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
     config = module.config
     assert isinstance(config, OceanConfig)
+    _check_window(config, inputs, targets, reset, valid)
+    if isinstance(module, OceanTransformer) and ocean is not None:
+        _check("ocean", ocean, (len(inputs), config.width), "real")
     if valid is not None:
         inputs, targets = (_blank(t, valid) for t in (inputs, targets))
     count = torch.tensor(float(inputs.shape[0] * inputs.shape[1] if valid is None else valid.sum()))
@@ -186,6 +190,34 @@ def _blank(values: Tensor, valid: Tensor) -> Tensor:
     return torch.where(valid.view(*valid.shape, *[1] * (values.dim() - 2)), values, 0)
 
 
+def _check_window(
+    config: OceanConfig, inputs: Tensor, targets: Tensor, reset: Tensor | None, valid: Tensor | None
+) -> None:
+    """ValueError where the window is not one: PyTorch would broadcast some of these and train on them."""
+    if inputs.dim() < 2 or not inputs.shape[0] or not inputs.shape[1]:
+        raise ValueError(f"inputs are {tuple(inputs.shape)}; a window has at least one row and one step")
+    B, T = inputs.shape[:2]
+    for name, mask in (("reset", reset), ("valid", valid)):
+        if mask is not None:
+            _check(name, mask, (B, T), "bool")
+    tokens, numbers = config.kind == "tokens", config.head == "regression"
+    _check("inputs", inputs, (B, T) if tokens else (B, T, config.inputs), "int64" if tokens else "real")
+    _check("targets", targets, (B, T, config.outputs) if numbers else (B, T), "real" if numbers else "int64")
+    for name, values, size in (("inputs", inputs, config.inputs), ("targets", targets, config.outputs)):
+        seen = values if valid is None else values[valid]
+        if values.dtype == torch.int64 and seen.numel() and not 0 <= seen.min() <= seen.max() < size:
+            raise ValueError(
+                f"{name} reach from {seen.min()} to {seen.max()}; the model's are 0 to {size - 1}"
+            )
+
+
+def _check(name: str, found: Tensor, shape: tuple[int, ...], kind: str) -> None:
+    fits = found.is_floating_point() if kind == "real" else found.dtype == getattr(torch, kind)
+    if not fits or found.shape != shape:
+        kind_found = str(found.dtype).removeprefix("torch.")
+        raise ValueError(f"{name} must be {kind} of shape {shape}, not {kind_found} {tuple(found.shape)}")
+
+
 def check_options(regime: str, truncate: int | None, keep: int | None, sweeps: int | None) -> None:
     """ValueError for an unknown regime, or an option that is another regime's."""
     if regime not in REGIMES:
@@ -196,5 +228,5 @@ def check_options(regime: str, truncate: int | None, keep: int | None, sweeps: i
             continue
         if name not in allowed:
             raise ValueError(f"the regime {regime} has no option {name}; it has {' and '.join(allowed)}")
-        if value < 1:
-            raise ValueError(f"{name} must be a positive number or None, not {value}")
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{name} must be a positive whole number or None, not {value}")

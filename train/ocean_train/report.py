@@ -93,7 +93,8 @@ def plot(
     ):
         points = [(entry["step"], entry[key]) for entry in entries if entry.get(key) is not None]
         axes.plot(*zip(*points, strict=True), marker=".", label=label) if points else None
-    axes.set(xlabel="step", ylabel=f"loss ({unit})", title=title)
+    axes.set(xlabel="step", ylabel=f"loss ({unit})")
+    axes.set_title(title, parse_math=False)  # a file's name may hold dollar signs
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=120)
