@@ -74,6 +74,8 @@ def test_a_file_is_read_as_it_is(tmp_path: Path) -> None:
     ("content", "sentence"),
     [
         (b"", "is empty"),
+        ("\ufeff".encode(), "is empty"),
+        ("\ufffd\ufffd".encode(), "is empty"),
         (b"\x89PNG\r\n\x00\x01", "is a binary file"),
         ("grün".encode("latin1"), r"is not UTF-8 \(byte 0xfc at 2\); convert it first.*iconv"),
         ("grün".encode("utf-16"), "is not UTF-8"),

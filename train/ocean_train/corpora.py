@@ -79,17 +79,18 @@ def read_text(path: Path) -> str:
         content = path.read_bytes()
     except OSError as error:
         raise CorpusError(f"{path} cannot be read: {error.strerror}") from None
-    if not content:
-        raise CorpusError(f"{path} is empty; give a text to train on")
     if b"\0" in content and not content.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise CorpusError(f"{path} is a binary file (it holds zero bytes); give a text in UTF-8")
     try:
-        return content.decode("utf-8-sig")
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise CorpusError(
             f"{path} is not UTF-8 (byte 0x{content[error.start]:02x} at {error.start}); convert it first, "
             "for example with: iconv -f latin1 -t utf-8"
         ) from None
+    if not text.strip("\ufffd"):  # U+FFFD stands for what is unknown, and is no token of a text
+        raise CorpusError(f"the text of {path} is empty; give a text to train on")
+    return text
 
 
 def plays() -> str:
