@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--prefill",
         action="store_true",
-        help="also write NAME.prefill.onnx, which runs many steps in one call; ocean-run and stream.run use it",
+        help="also write NAME.prefill.onnx, which runs many steps in one call; stream.run uses it",
     )
     parser.add_argument("--inspect", action="store_true", help="say what an exported file says about itself")
     parser.add_argument("--version", action="version", version=f"oceanstate {__version__}")

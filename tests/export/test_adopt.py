@@ -34,7 +34,7 @@ SILERO = {
 def silero(name: str) -> Path:
     found = find_spec("silero_vad")
     if found is None or found.origin is None:
-        pytest.skip("needs silero-vad: pip install 'oceanstate[dev]'")
+        pytest.skip("needs silero-vad's files: pip install --no-deps silero-vad==6.2.3")
     return Path(found.origin).parent / "data" / name
 
 
