@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ocean_train import native
-from ocean_train.model import LAYER_NORM_EPS, OceanTransformer
+from ocean_train.model import LAYER_NORM_EPS, Block, OceanTransformer, plain_relay
 
 KEPT_BYTES = 2**31
 """Where the tape of a window would be larger, it is recomputed in chunks of steps that fit."""
@@ -99,7 +99,14 @@ def relay(
     `truncate` cuts the ocean's gradient every so many steps: it is exactly zero beyond. `keep` is the number
     of steps whose intermediates are held at once (None: as many as fit in KEPT_BYTES); a longer window is
     recomputed from stored oceans, chunk by chunk, with the same gradient.
+
+    The backward pass is written out for `Block`. A model with blocks of its own goes through the plain loop,
+    which has neither option: ValueError.
     """
+    if any(type(block) is not Block for block in model.blocks):
+        if (truncate, keep) != (None, None):
+            raise ValueError("truncate and keep are for the model's own blocks, not for variants of them")
+        return plain_relay(model, x, ocean, reset, valid)
     _check(model, x, ocean, reset, valid)
     parameters = [block.get_parameter(name) for block in model.blocks for name in PARAMETERS]
     wanted = torch.is_grad_enabled() and any(t.requires_grad for t in (x, ocean, *parameters))

@@ -100,15 +100,19 @@ def train(
     device: torch.device = CPU,
     stop: Callable[[], bool] = lambda: False,
     say: Callable[[str], None] = lambda line: None,
+    model: Model | None = None,
 ) -> Checkpoint:
     """Train, or go on training, until `settings.steps` or until `stop()` is true; the checkpoint is in `out`.
+
+    `model` is one of your own with its first weights, such as a subclass with other blocks, in place of the
+    one that the settings describe; the checkpoint then bears its class's name.
 
     Raises CheckpointError where `out` holds another run, is written by one at this moment or cannot be written
     at all, DivergedError after 100 skipped steps on end, or where a save finds weights that are not finite; the
     checkpoint before is then kept.
     """
     with checkpoints.held(out) if parallel.leads() else nullcontext():
-        return _train(settings, data, out, eval_every, save_every, device, stop, say)
+        return _train(settings, data, out, eval_every, save_every, device, stop, say, model)
 
 
 def _train(
@@ -120,8 +124,10 @@ def _train(
     device: torch.device,
     stop: Callable[[], bool],
     say: Callable[[str], None],
+    own: Model | None,
 ) -> Checkpoint:
-    model = build(settings, data.tokenizer if isinstance(data, Data) else data.observations).to(device)
+    model = own or build(settings, data.tokenizer if isinstance(data, Data) else data.observations)
+    model = model.to(device)
     shared = parallel.shared(model)
     optimizer = make_optimizer(model)
     last = resume(out, settings, data, model, optimizer)
@@ -152,7 +158,7 @@ def _train(
             history=tuple(history),
             validation_loss=_validation_loss(history[-1]) if history else None,
             skipped=skipped,
-            model_kind=settings.model,
+            model_kind=type(own).__name__ if own else settings.model,
         )
         if parallel.leads():
             checkpoints.save(out, now)

@@ -1,0 +1,161 @@
+"""Runs a grid: each run once, resumed after a kill, its result in a JSON file of its own.
+
+A run is a name, the settings that decide its result, and a function that computes it in a work folder, where
+it leaves what it needs to go on after a kill. A run whose result stands under results/evidence/ with the same
+settings is done. Several processes may work on one grid: each run is locked while one of them has it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import torch
+from ocean_runtime.files import write_atomically
+from ocean_train.checkpoint import CheckpointError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Where a grid runs, and whether at its full size or at a tiny one that only shows that it works."""
+
+    quick: bool
+    text: Path | None
+    """tiny Shakespeare's file; None: where `ocean-train` would look."""
+    results: Path
+    work: Path
+    """Checkpoints and whatever else a kill must leave; not for keeping."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One result."""
+
+    claim: str
+    name: str
+    settings: Mapping[str, Any]
+    """JSON values."""
+    compute: Callable[[Path], dict[str, Any]]
+    """Work folder -> `result`, and where it trains `tokens`, `cpu_seconds` and `curve`."""
+
+    def path(self, scale: Scale) -> Path:
+        return scale.results / self.claim / f"{self.name}.json"
+
+
+Result = dict[str, Any]
+
+
+class Busy(Exception):
+    """Another process has what this run needs."""
+
+
+def perform(runs: Sequence[Run], scale: Scale) -> None:
+    """Compute whatever is missing of the runs, in their order; those that another process has come last."""
+    while waiting := [run for run in runs if not done(run, scale)]:
+        idle = True
+        for run in waiting:
+            folder = scale.work / run.claim / run.name
+            try:
+                with held(folder.with_suffix(".lock")):
+                    if done(run, scale):
+                        continue
+                    say(f"{run.claim}/{run.name} ...")
+                    record(run, scale, run.compute(folder))
+                    idle = False
+            except Busy:
+                continue
+            except CheckpointError as error:
+                if "another ocean-train" not in str(error):
+                    raise
+        if idle:
+            time.sleep(10)  # the rest is in other hands
+
+
+def done(run: Run, scale: Scale) -> bool:
+    """Whether the run's result is there; ValueError where it is another run's."""
+    path = run.path(scale)
+    if not path.exists():
+        return False
+    found = json.loads(path.read_text())["settings"]
+    if found != json.loads(json.dumps(run.settings)):
+        raise ValueError(f"{path} holds a run with {found}, not {run.settings}; remove the file to run it anew")
+    return True
+
+
+def record(run: Run, scale: Scale, found: Mapping[str, Any]) -> None:
+    path = run.path(scale)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    report = {"claim": run.claim, "name": run.name, "settings": run.settings, "provenance": provenance(), **found}
+    write_atomically(path, (json.dumps(report, indent=1, allow_nan=False) + "\n").encode())
+    say(f"{run.claim}/{run.name}: {json.dumps(found.get('result'))[:200]}")
+
+
+def results(claim: str, scale: Scale) -> dict[str, Result]:
+    """All that is known of a claim, by run."""
+    return {path.stem: json.loads(path.read_text()) for path in sorted((scale.results / claim).glob("*.json"))}
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Hold a lock file; Busy where another process does."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Busy(path) from None
+        yield
+
+
+class Ledger:
+    """Numbers that a run gathers as it goes, kept in a file from save to save."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.values: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+
+    def save(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.path, json.dumps(self.values).encode())
+
+
+@cache
+def provenance() -> dict[str, Any]:
+    """Command, commit, machine and versions, as they are when this process begins."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True).stdout.strip()
+
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", "train", "export", "runtime", "benchmarks")
+    return {
+        "command": "python benchmarks/claims.py " + " ".join(a for a in sys.argv[1:] if os.sep not in a),
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": git("rev-parse", "HEAD") + ("-dirty" if changed else ""),
+        "cpu": next((li.split(":")[1].strip() for li in lines if li.startswith("model name")), platform.machine()),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "onnxruntime": onnxruntime.__version__,
+        "numpy": np.__version__,
+    }
+
+
+def say(line: str) -> None:
+    print(time.strftime("%H:%M:%S"), line, file=sys.stderr, flush=True)

@@ -1,0 +1,96 @@
+"""Training on a text, for every claim that needs a language model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ocean_train import checkpoint as checkpoints
+from ocean_train.baselines import Model
+from ocean_train.batches import Data, prepare
+from ocean_train.checkpoint import Checkpoint
+from ocean_train.corpora import load_corpus
+from ocean_train.loop import Settings, train
+
+from evidence.driver import Ledger, Run, Scale
+
+EVERY = 250
+"""Steps between two measurements, and two saves."""
+BATCH = 32
+
+
+def setting(scale: Scale, **changes: Any) -> Settings:
+    """The settings that all runs share, with changes: 2,000 steps of 32 windows of 64 characters."""
+    small = {"width": 16, "steps": 12, "window": 16} if scale.quick else {}
+    return Settings(**{"batch": BATCH, **changes, **small})
+
+
+@cache
+def data(scale: Scale, kind: str, vocabulary: int | None, window: int) -> Data:
+    """tiny Shakespeare (at the tiny scale the plays, which need no file)."""
+    corpus = load_corpus("plays") if scale.quick else load_corpus("tinyshakespeare", scale.text)
+    return prepare(corpus, "word" if kind == "word" else "char", vocabulary, BATCH, window)
+
+
+def of(scale: Scale, settings: Settings) -> Data:
+    """The text as a run reads it."""
+    return data(scale, settings.tokenizer, settings.vocabulary, settings.window)
+
+
+def trained(
+    scale: Scale, settings: Settings, folder: Path, variant: Callable[[int], Model] | None = None
+) -> Checkpoint:
+    """The finished run of these settings in `folder`, trained as far as that is missing.
+
+    `variant` makes a model of its own in place of the settings': vocabulary -> model.
+    """
+    text = of(scale, settings)
+    spent = Ledger(folder / "seconds.json")
+    begun = checkpoints.load(folder).step if checkpoints.exists(folder) else 0
+    before, began = spent.values.get(str(begun), 0.0), time.process_time()
+
+    def count(line: str) -> None:
+        step = line.split()[1]
+        if step.isdigit():  # a measurement; this step's save follows
+            spent.values[step] = before + time.process_time() - began
+            spent.save()
+
+    every = min(EVERY, settings.steps)
+    model = variant(text.tokenizer.size) if variant else None
+    return train(settings, text, folder, eval_every=every, save_every=every, say=count, model=model)
+
+
+def run(
+    claim: str, name: str, scale: Scale, settings: Settings, variant: Callable[[int], Model] | None = None
+) -> Run:
+    """Train with these settings and report the losses."""
+
+    def compute(folder: Path) -> dict[str, Any]:
+        checkpoint = trained(scale, settings, folder, variant)
+        return report(checkpoint, folder)
+
+    described = asdict(settings) | {"corpus": "plays" if scale.quick else "tinyshakespeare"}
+    if variant:
+        described["variant"] = name
+    return Run(claim, name, described, compute)
+
+
+def report(checkpoint: Checkpoint, folder: Path) -> dict[str, Any]:
+    """What is kept of a training run."""
+    settings = checkpoint.settings
+    spent = Ledger(folder / "seconds.json").values
+    return {
+        "seed": checkpoint.seed,
+        "parameters": sum(w.numel() for w in checkpoint.weights.values()),
+        "tokens": settings["steps"] * settings["batch"] * settings["window"],
+        "cpu_seconds": spent.get(str(checkpoint.step)),
+        "curve": [dict(entry) for entry in checkpoint.history],
+        "result": {
+            "window_loss": checkpoint.history[-1]["window_loss"],
+            "stream_loss": checkpoint.history[-1]["stream_loss"],
+        },
+    }

@@ -1,0 +1,176 @@
+"""Other models than the paper's, for the controls: other blocks, another reading, a standard one with a hint.
+
+The oceans among them run through the plain loop over `step`: slow, and right for any block.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from ocean_train.baselines import Model, StandardBlock, StandardTransformer
+from ocean_train.loop import Settings
+from ocean_train.model import LAYER_NORM_EPS, Block, OceanConfig, OceanTransformer, initialise
+from torch import Tensor, nn
+
+KINDS = ("postnorm", "swiglu")
+
+
+class OceanWith(OceanTransformer):
+    """An Ocean Transformer with other blocks."""
+
+    def __init__(self, block: Callable[[int, int], nn.Module], config: OceanConfig, seed: int) -> None:
+        super().__init__(config, seed=None)
+        self.blocks = nn.ModuleList(block(config.width, config.heads) for _ in range(config.layers))
+        initialise(self, seed)
+
+
+class StandardWith(StandardTransformer):
+    """A standard Transformer with other blocks."""
+
+    def __init__(
+        self, block: Callable[[int, int], nn.Module], config: OceanConfig, window: int, seed: int
+    ) -> None:
+        super().__init__(config, window, seed)
+        self.blocks = nn.ModuleList(block(config.width, config.heads) for _ in range(config.layers))
+        initialise(self, seed)
+
+
+class PostNorm(Block):
+    """Normalised after each residual, as in Vaswani et al. 2017: x <- LN(x + f(x)). So is the ocean, then."""
+
+    def forward(self, x: Tensor, ocean: Tensor) -> Tensor:
+        q, k, v = (self._split(w(x)) for w in (self.wq, self.wk, self.wv))
+        k_ocean, v_ocean = self._split(self.wk(ocean)), self._split(self.wv(ocean))
+        a = self._attend(q, k, k_ocean)
+        x = self.norm1(x + self.wo((a * v_ocean + (1 - a) * v).flatten(-2)))
+        out: Tensor = self.norm2(x + self.w2(F.gelu(self.w1(x))))
+        return out
+
+
+class StandardPostNorm(StandardBlock):
+    """The same with causal self-attention."""
+
+    def forward(self, x: Tensor, visible: Tensor | None) -> Tensor:
+        q, k, v = self.wqkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=visible is None)
+        x = self.norm1(x + self.wo(y.transpose(1, 2).flatten(-2)))
+        out: Tensor = self.norm2(x + self.w2(F.gelu(self.w1(x))))
+        return out
+
+
+class SwiGLU(nn.Module):
+    """W2 (silu(W1 x) * W3 x), of 8D/3 hidden units so that it has a plain network's parameters (Shazeer 2020)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        hidden = round(8 * width / 3)
+        self.w1 = nn.Linear(width, hidden, bias=False)
+        self.w3 = nn.Linear(width, hidden, bias=False)
+        self.w2 = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.w2(F.silu(self.w1(x)) * self.w3(x))
+        return out
+
+
+class Gated(Block):
+    """RMSNorm and SwiGLU in place of LayerNorm and gelu."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__(width, heads)
+        _gate(self, width)
+
+    def forward(self, x: Tensor, ocean: Tensor) -> Tensor:
+        n, m = self.norm1(x), self.norm1(ocean)
+        q, k, v = (self._split(w(n)) for w in (self.wq, self.wk, self.wv))
+        a = self._attend(q, k, self._split(self.wk(m)))
+        x = x + self.wo((a * self._split(self.wv(m)) + (1 - a) * v).flatten(-2))
+        out: Tensor = x + self.w2(self.norm2(x))
+        return out
+
+
+class StandardGated(StandardBlock):
+    """The same with causal self-attention."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__(width, heads)
+        _gate(self, width)
+
+    def forward(self, x: Tensor, visible: Tensor | None) -> Tensor:
+        q, k, v = self.wqkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=visible is None)
+        x = x + self.wo(y.transpose(1, 2).flatten(-2))
+        out: Tensor = x + self.w2(self.norm2(x))
+        return out
+
+
+def _gate(block: Block | StandardBlock, width: int) -> None:
+    del block.w1
+    block.norm1 = nn.RMSNorm(width, eps=LAYER_NORM_EPS)  # type: ignore[assignment]
+    block.norm2 = nn.RMSNorm(width, eps=LAYER_NORM_EPS)  # type: ignore[assignment]
+    block.w2 = SwiGLU(width)  # type: ignore[assignment]
+
+
+class Blind(Block):
+    """a = 0: never reads the ocean, so that each token stands alone."""
+
+    @staticmethod
+    def _attend(q: Tensor, k: Tensor, k_ocean: Tensor) -> Tensor:
+        return q.new_zeros(*q.shape[:-1], 1)
+
+
+class Forced(Block):
+    """a = 1: the ocean is literally the only thing attended to."""
+
+    @staticmethod
+    def _attend(q: Tensor, k: Tensor, k_ocean: Tensor) -> Tensor:
+        return q.new_ones(*q.shape[:-1], 1)
+
+
+class Hinted(StandardTransformer):
+    """A standard Transformer whose input holds the token before as well: half of the width from each.
+
+    It adds no parameter. The previous token is what any ocean brings to the very first layer (the token shift
+    of RWKV, Peng et al. 2023, is the same idea).
+    """
+
+    def __init__(self, config: OceanConfig, window: int, seed: int) -> None:
+        super().__init__(config, window, seed)
+        self.embed = Shifted(config.inputs, config.width)
+        initialise(self, seed)
+
+
+class Shifted(nn.Embedding):
+    """(B, T) -> (B, T, D): the first half of the token's embedding, the second half of the one before's."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = super().forward(tokens)
+        half = x.shape[-1] // 2
+        before = F.pad(x[:, :-1, half:], (0, 0, 1, 0))
+        return torch.cat([x[..., :half], before], dim=-1)
+
+
+BLOCKS: dict[str, tuple[type[Block], type[StandardBlock]]] = {
+    "postnorm": (PostNorm, StandardPostNorm),
+    "swiglu": (Gated, StandardGated),
+}
+
+
+def maker(kind: str, settings: Settings) -> Callable[[int], Model]:
+    """Vocabulary -> the model of these settings with blocks of another kind."""
+    ocean, standard = BLOCKS[kind]
+
+    def make(vocabulary: int) -> Model:
+        config = configuration(vocabulary, settings)
+        if settings.model == "transformer":
+            return StandardWith(standard, config, settings.window, settings.seed)
+        return OceanWith(ocean, config, settings.seed)
+
+    return make
+
+
+def configuration(vocabulary: int, settings: Settings) -> OceanConfig:
+    return OceanConfig(vocabulary, vocabulary, settings.width, settings.layers, settings.heads)
