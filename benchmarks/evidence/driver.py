@@ -93,21 +93,31 @@ def done(run: Run, scale: Scale) -> bool:
         return False
     found = json.loads(path.read_text())["settings"]
     if found != json.loads(json.dumps(run.settings)):
-        raise ValueError(f"{path} holds a run with {found}, not {run.settings}; remove the file to run it anew")
+        raise ValueError(
+            f"{path} holds a run with {found}, not {run.settings}; remove the file to run it anew"
+        )
     return True
 
 
 def record(run: Run, scale: Scale, found: Mapping[str, Any]) -> None:
     path = run.path(scale)
     path.parent.mkdir(parents=True, exist_ok=True)
-    report = {"claim": run.claim, "name": run.name, "settings": run.settings, "provenance": provenance(), **found}
+    report = {
+        "claim": run.claim,
+        "name": run.name,
+        "settings": run.settings,
+        "provenance": provenance(),
+        **found,
+    }
     write_atomically(path, (json.dumps(report, indent=1, allow_nan=False) + "\n").encode())
     say(f"{run.claim}/{run.name}: {json.dumps(found.get('result'))[:200]}")
 
 
 def results(claim: str, scale: Scale) -> dict[str, Result]:
     """All that is known of a claim, by run."""
-    return {path.stem: json.loads(path.read_text()) for path in sorted((scale.results / claim).glob("*.json"))}
+    return {
+        path.stem: json.loads(path.read_text()) for path in sorted((scale.results / claim).glob("*.json"))
+    }
 
 
 @contextmanager
@@ -143,12 +153,16 @@ def provenance() -> dict[str, Any]:
 
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
-    changed = git("status", "--porcelain", "--untracked-files=no", "--", "train", "export", "runtime", "benchmarks")
+    changed = git(
+        "status", "--porcelain", "--untracked-files=no", "--", "train", "export", "runtime", "benchmarks"
+    )
     return {
         "command": "python benchmarks/claims.py " + " ".join(a for a in sys.argv[1:] if os.sep not in a),
         "date": time.strftime("%Y-%m-%d"),
         "commit": git("rev-parse", "HEAD") + ("-dirty" if changed else ""),
-        "cpu": next((li.split(":")[1].strip() for li in lines if li.startswith("model name")), platform.machine()),
+        "cpu": next(
+            (li.split(":")[1].strip() for li in lines if li.startswith("model name")), platform.machine()
+        ),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -5,7 +5,6 @@ The oceans among them run through the plain loop over `step`: slow, and right fo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
