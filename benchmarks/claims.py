@@ -17,10 +17,10 @@ import sys
 from pathlib import Path
 
 import torch
-from evidence import driver, gain
+from evidence import driver, echo, forgetting, gain, source
 from evidence.driver import ROOT, Scale
 
-CLAIMS = {module.CLAIM: module for module in (gain,)}
+CLAIMS = {module.CLAIM: module for module in (gain, source, forgetting, echo)}
 
 
 def main() -> None:

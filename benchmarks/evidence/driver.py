@@ -60,7 +60,7 @@ class Run:
 Result = dict[str, Any]
 
 
-class Busy(Exception):
+class BusyError(Exception):
     """Another process has what this run needs."""
 
 
@@ -77,7 +77,7 @@ def perform(runs: Sequence[Run], scale: Scale) -> None:
                     say(f"{run.claim}/{run.name} ...")
                     record(run, scale, run.compute(folder))
                     idle = False
-            except Busy:
+            except BusyError:
                 continue
             except CheckpointError as error:
                 if "another ocean-train" not in str(error):
@@ -122,13 +122,13 @@ def results(claim: str, scale: Scale) -> dict[str, Result]:
 
 @contextmanager
 def held(path: Path) -> Iterator[None]:
-    """Hold a lock file; Busy where another process does."""
+    """Hold a lock file; BusyError where another process does."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Busy(path) from None
+            raise BusyError(path) from None
         yield
 
 

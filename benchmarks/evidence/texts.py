@@ -18,6 +18,8 @@ from ocean_train.loop import Settings, train
 
 from evidence.driver import Ledger, Run, Scale
 
+Variant = Callable[[int], Model]
+"""Vocabulary -> a model of one's own."""
 EVERY = 250
 """Steps between two measurements, and two saves."""
 BATCH = 32
@@ -41,12 +43,10 @@ def of(scale: Scale, settings: Settings) -> Data:
     return data(scale, settings.tokenizer, settings.vocabulary, settings.window)
 
 
-def trained(
-    scale: Scale, settings: Settings, folder: Path, variant: Callable[[int], Model] | None = None
-) -> Checkpoint:
+def trained(scale: Scale, settings: Settings, folder: Path, variant: Variant | None = None) -> Checkpoint:
     """The finished run of these settings in `folder`, trained as far as that is missing.
 
-    `variant` makes a model of its own in place of the settings': vocabulary -> model.
+    `variant` makes the model in place of the settings.
     """
     text = of(scale, settings)
     spent = Ledger(folder / "seconds.json")
@@ -64,9 +64,7 @@ def trained(
     return train(settings, text, folder, eval_every=every, save_every=every, say=count, model=model)
 
 
-def run(
-    claim: str, name: str, scale: Scale, settings: Settings, variant: Callable[[int], Model] | None = None
-) -> Run:
+def run(claim: str, name: str, scale: Scale, settings: Settings, variant: Variant | None = None) -> Run:
     """Train with these settings and report the losses."""
 
     def compute(folder: Path) -> dict[str, Any]:

@@ -130,10 +130,7 @@ def _export(args: argparse.Namespace) -> int:
     parity = verify(_loaded(proto, contract), trial, reference(stepper, trial))
     print(f"ocean-export: {parity}")
     if not parity.passed:
-        return _refuse(
-            f"the exported graph differs from the trained model by {parity.largest:.1e}, more than "
-            f"{parity.tolerance:g}"
-        )
+        return _refuse(f"the exported graph {parity.failure}")
     measured = parity.to_dict()
     if precision != "fp32":
         contract = dataclasses.replace(contract, precision=precision)

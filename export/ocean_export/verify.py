@@ -2,6 +2,11 @@
 
 Both sides start from the same random ocean and read the same random inputs; from there each is fed its own
 state, as it will be on the robot, so an error that grows with the steps has every chance to show.
+
+Some models magnify any difference, rounding included: one that has learned to choose among states for good,
+or an untrained one. Over their closed loop PyTorch's own float32 leaves its float64, and a graph without any
+fault as far. So the loop is allowed a few times that drift where it is more than the tolerance, and each single
+step, from the trained model's own oceans, has to be within the tolerance whatever the loop does.
 """
 
 from __future__ import annotations
@@ -10,6 +15,7 @@ import copy
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -25,11 +31,16 @@ RECORDED_STEPS = 10_000
 """Steps over a recording that is at least so long."""
 BATCHES = (1, 2, 7)
 """Streams that step together: alone, a pair, and an odd number that no vector width divides."""
+CUTS = tuple(accumulate(BATCHES[:-1]))
+"""Where the rows of a trial are cut into these."""
 
 TOLERANCE: Mapping[str, float] = {"fp32": 1e-4}
 """Largest allowed error by precision. float32 rounds at 6e-8; a step adds some hundred roundings, and the
 closed loop some more: 1e-6 to 1e-5 was seen. A weight that is wrong shows at 1e-3 and more."""
 
+DRIFTS = 4
+"""How many times PyTorch's own drift a closed loop may show: two roundings of the same steps are as far from
+each other as from the exact one, and the largest of thousands of differences varies by a small factor."""
 
 REFERENCES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -50,6 +61,15 @@ class Parity:
     batches: tuple[int, ...]
     tolerance: float
     errors: Mapping[str, Mapping[str, Error]]
+    one_step: Error
+    """The largest error of a single step, output or state, from the oceans of PyTorch's float32 loop."""
+    own_drift: float
+    """The largest error of PyTorch's float32 loop against its float64 one."""
+
+    @property
+    def allowed(self) -> float:
+        """What a closed loop may differ by."""
+        return max(self.tolerance, DRIFTS * self.own_drift)
 
     @property
     def largest(self) -> float:
@@ -58,8 +78,16 @@ class Parity:
 
     @property
     def passed(self) -> bool:
-        """Whether every error is within the tolerance."""
-        return self.largest <= self.tolerance
+        """Whether a step is within the tolerance, and the loop within what it is allowed."""
+        return self.one_step.largest <= self.tolerance and self.largest <= self.allowed
+
+    @property
+    def failure(self) -> str:
+        """What is wrong, where it did not pass."""
+        one = self.one_step.largest > self.tolerance or not np.isfinite(self.one_step.largest)
+        found, allowed = (self.one_step.largest, self.tolerance) if one else (self.largest, self.allowed)
+        where = "in a single step" if one else "in a closed loop"
+        return f"differs from the trained model by {found:.1e} {where}, more than {allowed:.1g}"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values for the contract."""
@@ -74,7 +102,8 @@ class Parity:
         batches = ", ".join(map(str, self.batches))
         return (
             f"largest error over {self.steps:,} closed-loop steps at batch {batches} "
-            f"(tolerance {self.tolerance:g}) against PyTorch in " + "; ".join(lines)
+            f"(tolerance {self.tolerance:g}) against PyTorch in " + "; ".join(lines) + f"; of a single step "
+            f"{self.one_step.largest:.1e}; PyTorch's float32 against its float64 {self.own_drift:.1e}"
         )
 
 
@@ -148,20 +177,48 @@ def reference(model: Stepper, trial: Trial) -> Iterator[Step]:
 
 def verify(exported: OceanModel, trial: Trial, expected: Iterable[Step], precision: str = "fp32") -> Parity:
     """Run the exported file over the trial, at each batch size, and measure its errors against `expected`."""
-    names = [(name, tensor) for name in REFERENCES for tensor in ("output", "state")]
-    delta = {name: np.zeros(len(trial.inputs)) for name in names}
-    scale = dict.fromkeys(names, 1.0)
+    closed = {name: _Errors(trial) for name in REFERENCES}
+    single, own, before = _Errors(trial), _Errors(trial), trial.ocean
     for t, (found, step) in enumerate(zip(closed_loop(exported, trial), expected, strict=True)):
         for name in REFERENCES:
-            for tensor, got, wanted in zip(("output", "state"), found, step[name], strict=True):
-                unit = trial.unit if tensor == "output" else 1.0
-                delta[name, tensor][t] = (np.abs(got.astype(np.float64) - wanted) / unit).max()
-                scale[name, tensor] = max(scale[name, tensor], float((np.abs(wanted) / unit).max()))
-    errors = {
-        name: {tensor: _largest(delta[name, tensor], scale[name, tensor]) for tensor in ("output", "state")}
-        for name in REFERENCES
-    }
-    return Parity(len(trial.inputs), BATCHES, TOLERANCE[precision], errors)
+            closed[name].add(found, step[name])
+        own.add(step["float32"], step["float64"])
+        oceans = _initial(exported) if t == trial.reset_at else np.split(before, CUTS)
+        single.add(_step(exported, trial.inputs[t], oceans), step["float32"])
+        before = step["float32"][1].astype(np.float32)
+    return Parity(
+        len(trial.inputs),
+        BATCHES,
+        TOLERANCE[precision],
+        {name: errors.largest() for name, errors in closed.items()},
+        max(single.largest().values(), key=_nan_first),
+        max((e.largest for e in own.largest().values()), key=lambda e: np.inf if np.isnan(e) else e),
+    )
+
+
+class _Errors:
+    """The errors of output and state over a loop, measured as they come."""
+
+    def __init__(self, trial: Trial) -> None:
+        self._units = {"output": trial.unit, "state": 1.0}
+        self._deltas: dict[str, list[float]] = {"output": [], "state": []}
+        self._scales = {"output": 1.0, "state": 1.0}
+
+    def add(self, found: tuple[Array, Array], wanted: tuple[Array, Array]) -> None:
+        for (tensor, unit), got, reference in zip(self._units.items(), found, wanted, strict=True):
+            self._deltas[tensor].append(float((np.abs(got.astype(np.float64) - reference) / unit).max()))
+            self._scales[tensor] = max(self._scales[tensor], float((np.abs(reference) / unit).max()))
+
+    def largest(self) -> dict[str, Error]:
+        found = {}
+        for tensor, deltas in self._deltas.items():
+            step = int(np.argmax(deltas))  # the first NaN, where there is one
+            found[tensor] = Error(deltas[step] / self._scales[tensor], step + 1)
+        return found
+
+
+def _nan_first(error: Error) -> float:
+    return float("inf") if np.isnan(error.largest) else error.largest
 
 
 def _copy(model: Stepper, dtype: torch.dtype) -> Stepper:
@@ -170,20 +227,22 @@ def _copy(model: Stepper, dtype: torch.dtype) -> Stepper:
 
 def closed_loop(model: OceanModel, trial: Trial) -> Iterator[tuple[Array, Array]]:
     """The exported file's own closed loop: output (R, outputs) and state (R, D) of each step."""
-    entry, state = model.contract.inputs[0].name, model.contract.states[0].input
-    cuts = np.cumsum(BATCHES)[:-1]
-    oceans = np.split(trial.ocean, cuts)
+    oceans = np.split(trial.ocean, CUTS)
     for t, x in enumerate(trial.inputs):
-        if t == trial.reset_at:
-            oceans = [model.initial_state(batch)[state] for batch in BATCHES]
-        results = [
-            model.compute({entry: rows, state: ocean})
-            for rows, ocean in zip(np.split(x, cuts), oceans, strict=True)
-        ]
-        oceans = [next_ocean for _, next_ocean in results]
-        yield np.concatenate([output for output, _ in results]), np.concatenate(oceans)
+        output, ocean = _step(model, x, _initial(model) if t == trial.reset_at else oceans)
+        oceans = np.split(ocean, CUTS)
+        yield output, ocean
 
 
-def _largest(delta: Array, scale: float) -> Error:
-    step = int(delta.argmax())  # the first NaN, where there is one
-    return Error(float(delta[step] / scale), step + 1)
+def _initial(model: OceanModel) -> list[Array]:
+    return [model.initial_state(batch)[model.contract.states[0].input] for batch in BATCHES]
+
+
+def _step(model: OceanModel, x: Array, oceans: list[Array]) -> tuple[Array, Array]:
+    """One step of all rows, at each batch size by itself: output (R, outputs), state (R, D)."""
+    entry, state = model.contract.inputs[0].name, model.contract.states[0].input
+    results = [
+        model.compute({entry: rows, state: ocean})
+        for rows, ocean in zip(np.split(x, CUTS), oceans, strict=True)
+    ]
+    return np.concatenate([output for output, _ in results]), np.concatenate([after for _, after in results])
