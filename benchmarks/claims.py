@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
-import sys
 from pathlib import Path
 
 import torch
-from evidence import driver, echo, forgetting, gain, source
-from evidence.driver import ROOT, Scale
+from evidence import driver, echo, forgetting, gain, generation, page, source, tracking
+from evidence.driver import ROOT, Run, Scale
 
-CLAIMS = {module.CLAIM: module for module in (gain, source, forgetting, echo)}
+CLAIMS = {m.CLAIM: m for m in (gain, source, forgetting, echo, tracking, generation)}
+PAGE = ROOT / "docs" / "evidence.md"
 
 
 def main() -> None:
@@ -36,13 +36,7 @@ def main() -> None:
     if unknown := set(args.claims) - set(CLAIMS):
         p.error(f"unknown claim {', '.join(sorted(unknown))}; choose of {', '.join(CLAIMS)}")
     torch.set_num_threads(1)
-    quick = ROOT / "runs" / "evidence-quick"
-    scale = Scale(
-        args.quick,
-        args.text,
-        results=quick / "results" if args.quick else ROOT / "results" / "evidence",
-        work=quick / "work" if args.quick else args.work,
-    )
+    scale = at_scale(args.quick, args.text, args.work)
     runs = [
         run
         for claim in args.claims or CLAIMS
@@ -52,9 +46,38 @@ def main() -> None:
     if args.list:
         for run in runs:
             print("done   " if driver.done(run, scale) else "missing", f"{run.claim}/{run.name}")
-    elif not args.page:
+        return
+    if not args.page:
         driver.perform(runs, scale)
+    target = scale.results.parent / "evidence.md" if args.quick else PAGE
+    target.write_text(rendered(scale))
+    gain.plots(driver.results(gain.CLAIM, scale), target.parent / "evidence")
+    print(target)
+
+
+def at_scale(quick: bool, text: Path | None = None, work: Path | None = None) -> Scale:
+    """The full grid, or the tiny one, which leaves everything under runs/."""
+    if quick:
+        tiny = ROOT / "runs" / "evidence-quick"
+        return Scale(True, None, results=tiny / "results", work=tiny / "work")
+    return Scale(False, text, results=ROOT / "results" / "evidence", work=work or ROOT / "runs" / "evidence")
+
+
+def rendered(scale: Scale) -> str:
+    """The page of all results there are."""
+    found = {claim: driver.results(claim, scale) for claim in CLAIMS}
+    runs: list[Run] = [run for module in CLAIMS.values() for run in module.runs(scale)]
+    sections = {
+        "gain": gain.section(found["gain"]),
+        "source": source.section(found["source"], found["gain"]),
+        "forgetting": forgetting.section(found["forgetting"]),
+        "echo": echo.section(found["echo"]),
+        "tracking": tracking.section(found["tracking"]),
+        "cost": forgetting.cost(found["forgetting"]),
+        "generation": generation.section(found["generation"]),
+    }
+    return page.render(sections, runs, found)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -9,7 +9,7 @@ are taken as it goes. Controls: the state reset every n steps, and a standard Tr
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from torch import Tensor
 
 from evidence import gain, texts
 from evidence.driver import Ledger, Run, Scale
+from evidence.page import MISSING, Results, Section, get, table
 
 CLAIM = "forgetting"
 SIZE = {"width": 64, "layers": 2}
@@ -191,3 +192,141 @@ def by_distance(model: StandardTransformer, rows: Tensor, T: int) -> dict[str, f
         total += position_loss(model.config, outputs, some[:, 1:]).double().sum(0)
     per_step = total / len(rows)
     return {str(n): per_step[(n // 2) * T if n > 1 else 0 : n * T].mean().item() for n in (1, 2, 4, 8, 16)}
+
+
+# ------------------------------------------------------------------ what the page says
+
+
+def section(results: Results) -> Section:
+    passes = _passes(results)
+    if not passes:
+        ours, verdict = MISSING, "open"
+    else:
+        first, last = passes[0], passes[-1]
+        drift = max(abs(p["loss"] - first["loss"]) for p in passes)
+        ours = (
+            f"{last['loss']:.4f} nats a character in the pass that ends at step {last['steps']:,}, "
+            f"{first['loss']:.4f} in the first; at most {drift:.4f} between any"
+        )
+        verdict = f"holds within {drift:.4f} nats" if drift < 0.01 else "doesn't hold here"
+    losses = [get(results, "resets", "loss", name) for name in ("1", "never")]
+    control = MISSING if None in losses else f"reset at every step {losses[0]:.3f}, never {losses[1]:.3f}"
+    return Section(
+        title="3. No forgetting",
+        paper="the loss does not rise however long the stream",
+        ours=ours,
+        control=control,
+        verdict=verdict,
+        lines=[*_stream(results), *_controls(results)],
+    )
+
+
+def _passes(results: Results) -> list[dict[str, Any]]:
+    """All whole passes over the text."""
+    return [p for p in get(results, "stream", "passes") or [] if p["whole"]]
+
+
+def _chosen(passes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The first and the last, and those nearest to round numbers of steps."""
+    wanted = (1e6, 2e6, 5e6)
+    near = [min(passes, key=lambda p: abs(p["steps"] - w)) for w in wanted]
+    return [p for i, p in enumerate(passes) if i in (0, 1, len(passes) - 1) or p in near]
+
+
+def _stream(results: Results) -> list[str]:
+    if not _passes(results):
+        return []
+    rows = [[f"{p['steps']:,}", f"{p['loss']:.4f}"] for p in _chosen(_passes(results))]
+    return [
+        "One stream, never reset, through the exported file: the validation text of "
+        f"{get(results, 'stream', 'text'):,} characters, again and again "
+        f"([run](../results/evidence/{CLAIM}/stream.json)). Each pass is the same text; the first begins "
+        "with the initial state, every other with the state that the pass before left.",
+        "",
+        *table(("pass ends at step", "loss"), rows),
+    ]
+
+
+def _controls(results: Results) -> list[str]:
+    lines = []
+    if "resets" in results:
+        loss = get(results, "resets", "loss")
+        whole = loss["1"] - loss["never"]
+        rows = [[n, f"{loss[n]:.4f}", f"{(loss['1'] - loss[n]) / whole:.0%}"] for n in loss]
+        lines += [
+            "",
+            "How much does the state explain? One pass, the state reset every n steps "
+            f"([run](../results/evidence/{CLAIM}/resets.json)):",
+            "",
+            *table(("reset every", "loss", "of what all of it explains"), rows),
+        ]
+    if "standard" in results:
+        loss = get(results, "standard", "loss")
+        T = get(results, "standard", "window")
+        rows = [
+            ["windows side by side", f"{loss['apart']:.3f}"],
+            ["a window that slides, computed anew for each character", f"{loss['sliding']:.3f}"],
+        ]
+        for how, by in loss["beyond"].items():
+            far = ", ".join(f"{value:.2f} up to {int(n) * T:,}" for n, value in by.items())
+            rows.append([f"read on beyond its window, positions {how}", far])
+        lines += [
+            "",
+            f"The standard Transformer of equal size, trained on windows of {T}, over the same text "
+            f"([run](../results/evidence/{CLAIM}/standard.json)):",
+            "",
+            *table(("", "loss"), rows),
+        ]
+    return lines
+
+
+def cost(results: Results) -> Section:
+    """Claim 6, of the same stream."""
+    passes = _passes(results)
+    ocean_bytes, state = WIDTH_13B * 2, get(results, "stream", "state_bytes")
+    if not passes:
+        ours, verdict, rows = MISSING, "open", []
+    else:
+        times, memory = ([p[key] for p in passes] for key in ("step_us", "resident_mb"))
+        growth = memory[-1] - memory[0]
+        ours = (
+            f"state {state} bytes at any context; a step {times[0]:.0f} µs in the first pass, {times[-1]:.0f} µs in "
+            f"the last; memory {growth:+.1f} MB over {passes[-1]['steps']:,} steps"
+        )
+        verdict = (
+            "holds"
+            if growth < 4 and np.median(times[len(times) // 2 :]) < 1.2 * np.median(times)
+            else "unclear"
+        )
+        rows = [
+            [f"{p['steps']:,}", f"{p['step_us']:.0f}", f"{p['resident_mb']:.1f}", f"{state}"]
+            for p in _chosen(passes)
+        ]
+    return Section(
+        title="6. Cost",
+        paper="one vector at any context; a 13B Transformer's KV cache of 1,000,000 tokens takes hundreds of GB",
+        ours=ours,
+        control=f"KV cache of a 13B Transformer at 1,000,000 tokens: {kv_bytes(1_000_000) / 1e9:,.0f} GB, computed",
+        verdict=verdict,
+        lines=[
+            "Along the stream of claim 3: processor time of a step (median of blocks of 4,096; other programs ran on "
+            "the machine) and memory of the whole process, PyTorch's libraries included.",
+            "",
+            *table(("context", "step, µs", "resident, MB", "state, bytes"), rows),
+            "",
+            "A KV cache, computed: 2 (keys and values) · layers · width · bytes a number · tokens. For "
+            f"{LAYERS_13B} layers of width {WIDTH_13B:,} (13B parameters) in 16 bits: "
+            f"2 · {LAYERS_13B} · {WIDTH_13B:,} · 2 = {kv_bytes(1):,} bytes a token, "
+            f"{kv_bytes(1_000_000) / 1e9:,.0f} GB at 1,000,000 tokens; an ocean of that width "
+            f"takes {ocean_bytes:,} bytes at any. Measured against a KV cache at contexts up to 100,000: "
+            "[results/step](../results/step/step.md).",
+        ],
+    )
+
+
+LAYERS_13B, WIDTH_13B = 40, 5120
+
+
+def kv_bytes(tokens: int) -> int:
+    """Of a 13B Transformer's cache in 16 bits."""
+    return 2 * LAYERS_13B * WIDTH_13B * 2 * tokens

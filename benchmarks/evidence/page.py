@@ -1,0 +1,117 @@
+"""docs/evidence.md from the results alone: the same results give the same page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from evidence.driver import Result, Run
+
+Results = Mapping[str, Result]
+COMMAND = "python benchmarks/claims.py"
+MISSING = "missing"
+
+
+@dataclass(frozen=True)
+class Section:
+    """What the page says of one claim."""
+
+    title: str
+    paper: str
+    """What the paper says; what of its figures this project knows."""
+    ours: str
+    control: str
+    verdict: str
+    lines: Sequence[str] = field(default_factory=list)
+    """Markdown: tables and what they show."""
+
+
+def render(sections: Mapping[str, Section], runs: Sequence[Run], results: Mapping[str, Results]) -> str:
+    """The whole page."""
+    found = [result for claim in results.values() for result in claim.values()]
+    lines = [
+        "# Evidence",
+        "",
+        "The paper's claims, tested so that they could fail. Every figure below is written by",
+        f"`{COMMAND} --page` from the files under `results/evidence/`, one for each run; the figures in the",
+        "tables link to theirs, which holds its settings, command, commit, versions, machine, seed and curve. A",
+        "test fails where this page and the results differ. What is missing was not run yet.",
+        "",
+        *machines(found),
+        "",
+        *table(
+            ("claim", "the paper", "here", "control", "verdict", "command"),
+            [
+                (s.title, s.paper, s.ours, s.control, f"**{s.verdict}**", f"`{COMMAND} {_run_by(claim)}`")
+                for claim, s in sections.items()
+            ],
+        ),
+    ]
+    for claim, section in sections.items():
+        lines += ["", f"## {section.title}", "", *section.lines]
+        lacking = [run.name for run in runs if run.claim == claim and run.name not in results[claim]]
+        if lacking:
+            lines += [
+                "",
+                f"Not run yet, {len(lacking)} of {sum(run.claim == claim for run in runs)} runs "
+                f"(`{COMMAND} {claim}` runs them): {', '.join(lacking)}.",
+            ]
+    return "\n".join(lines) + "\n"
+
+
+def _run_by(claim: str) -> str:
+    return "forgetting" if claim == "cost" else claim
+
+
+def machines(found: Sequence[Result]) -> list[str]:
+    """Where the results come from."""
+    if not found:
+        return ["No result yet."]
+    made = [result["provenance"] for result in found]
+
+    def all_of(name: str) -> str:
+        return " and ".join(sorted({str(p[name]) for p in made}))
+
+    hours = sum(result.get("cpu_seconds") or 0 for result in found) / 3600
+    return [
+        f"{len(found)} runs, {hours:.1f} hours of processor time for training: {all_of('cpu')}, one thread, "
+        f"PyTorch {all_of('torch')}, onnxruntime {all_of('onnxruntime')}, Python {all_of('python')}."
+    ]
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A Markdown table; columns after the first are numbers where they look like them."""
+
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cells) + " |"
+
+    return [line(head), line(["---"] * len(head)), *map(line, rows)]
+
+
+def cell(results: Results, name: str, *path: str, form: str = "{:.3f}") -> str:
+    """A result's number, linked to its file; `missing` where there is none."""
+    value = get(results, name, *path)
+    if value is None:
+        return MISSING
+    return f"[{form.format(value)}](../{place(results, name)})"
+
+
+def place(results: Results, name: str) -> str:
+    return f"results/evidence/{results[name]['claim']}/{name}.json"
+
+
+def get(results: Results, name: str, *path: str) -> Any:
+    """A number inside a result, by its keys below `result`; None where it is missing."""
+    value: Any = results.get(name, {}).get("result")
+    for key in path:
+        value = None if value is None else value.get(key)
+    return value
+
+
+def span(values: Sequence[float], form: str = "{:.3f}") -> str:
+    """`low to high`, or the one value."""
+    if not values:
+        return MISSING
+    low, high = form.format(min(values)), form.format(max(values))
+    return low if low == high else f"{low} to {high}"

@@ -1,0 +1,182 @@
+"""Claim 5, state tracking and recall: parity, the word problem of S5, and multi-query associative recall.
+
+Generated as in the published suites: the running parity of random bits; the running product of random
+permutations of five things (Merrill, Petty and Sabharwal 2024: no constant number of parallel layers can);
+key-value pairs, then keys that ask for their values (Arora et al. 2023, zoology). Trained on lengths that grow
+to 32, tested beyond; a GRU, an LSTM and a standard Transformer of equal parameters beside.
+"""
+
+from __future__ import annotations
+
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from ocean_train.baselines import Model, StandardTransformer
+from ocean_train.regimes import predict
+
+from evidence import tasks
+from evidence.driver import Run, Scale
+from evidence.page import MISSING, Results, Section, get, table
+from evidence.tasks import IGNORED, Draw, Drawn, Task
+
+CLAIM = "tracking"
+MODELS = ("ocean", "gru", "lstm", "transformer")
+WIDTH, LAYERS, HEADS = 64, 2, 4
+LONGEST = 32
+LENGTHS = (16, 32, 64, 256, 1024)
+PAIRS = (2, 4, 8, 16)
+GROUP = [np.array(p) for p in permutations(range(5))]
+INDEX = {tuple(p): i for i, p in enumerate(GROUP)}
+PRODUCT = np.array([[INDEX[tuple(a[b])] for b in GROUP] for a in GROUP])
+"""PRODUCT[a, b]: first b, then a."""
+
+
+def running(table: NDArray[np.int64], inputs: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The product of all inputs up to each step in the group with this table: (B, T) -> (B, T)."""
+    out = np.empty_like(inputs)
+    state = inputs[:, 0]
+    out[:, 0] = state
+    for t in range(1, inputs.shape[1]):
+        state = table[inputs[:, t], state]
+        out[:, t] = state
+    return out
+
+
+def word_problem(table: NDArray[np.int64]) -> Draw:
+    """Random elements of a group; the answer at each step is their product so far."""
+
+    def draw(random: np.random.Generator, batch: int, level: int) -> Drawn:
+        inputs = random.integers(len(table), size=(batch, level))
+        first = 1  # token 0 is the unknown one
+        return Drawn(torch.from_numpy(inputs + first), torch.from_numpy(running(table, inputs) + first))
+
+    return draw
+
+
+def recall(keys: int, values: int) -> Draw:
+    """`level` pairs of different keys and values, then all keys in another order; answers: their values."""
+
+    def draw(random: np.random.Generator, batch: int, level: int) -> Drawn:
+        order = random.permuted(np.tile(np.arange(keys), (batch, 1)), axis=1)[:, :level]
+        value = random.integers(values, size=(batch, level)) + keys
+        pairs = np.stack([order, value], axis=2).reshape(batch, 2 * level)
+        asked = random.permuted(np.tile(np.arange(level), (batch, 1)), axis=1)
+        inputs = np.concatenate([pairs, np.take_along_axis(order, asked, 1)], axis=1) + 1
+        targets = np.full_like(inputs, IGNORED)
+        targets[:, 2 * level :] = np.take_along_axis(value, asked, 1) + 1
+        return Drawn(torch.from_numpy(inputs), torch.from_numpy(targets))
+
+    return draw
+
+
+def _symbols(count: int) -> str:
+    return "".join(chr(0x4E00 + i) for i in range(count))
+
+
+def task_of(scale: Scale, name: str) -> Task:
+    """The task by its name: `parity`, `s5`, `recall`."""
+    steps = 12 if scale.quick else 4000
+    longest = 4 if scale.quick else LONGEST
+    if name == "parity":
+        draw, symbols = word_problem(np.array([[0, 1], [1, 0]])), 2
+    elif name == "s5":
+        draw, symbols = word_problem(PRODUCT), len(GROUP)
+    else:
+        draw, symbols = recall(32, 32), 64
+        longest //= 2
+    return Task(name, _symbols(symbols), draw, steps, 2, longest, 3 * longest)
+
+
+def runs(scale: Scale) -> list[Run]:
+    return [_run(scale, name, kind) for name in ("parity", "s5", "recall") for kind in MODELS]
+
+
+def _run(scale: Scale, name: str, kind: str) -> Run:
+    task = task_of(scale, name)
+    tested = PAIRS if name == "recall" else (4, 8) if scale.quick else LENGTHS
+
+    def compute(folder: Path) -> dict[str, Any]:
+        width = 16 if scale.quick else WIDTH
+        model = tasks.build(task, kind, width, LAYERS, HEADS, seed=0)
+        checkpoint = tasks.fit(task, model, kind, folder / "trained", seed=0)
+        model.load_state_dict(dict(checkpoint.weights))
+        found = {str(n): accuracy(model, task, n) for n in tested}
+        return {
+            "seed": 0,
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "cpu_seconds": checkpoint.settings["cpu_seconds"],
+            "curve": [dict(entry) for entry in checkpoint.history],
+            "result": {"accuracy": found, "level": checkpoint.history[-1]["level"]},
+        }
+
+    settings = {"model": kind, "width": WIDTH, "layers": LAYERS, "heads": HEADS, "steps": task.steps}
+    settings |= {"batch": task.batch, "lr": task.lr, "longest": task.last_level, "tested": list(tested)}
+    return Run(CLAIM, f"{name}-{kind}", settings, compute)
+
+
+def accuracy(model: Model, task: Task, level: int) -> float | None:
+    """Share of right answers in the last quarter of 256 fresh sequences; None beyond a Transformer's positions."""
+    batch = task.draw(np.random.default_rng((9, level)), 256, level)
+    if isinstance(model, StandardTransformer) and batch.inputs.shape[1] > model.window:
+        return None
+    outputs, _ = predict(model, batch.inputs)
+    last = slice(-max(1, level // 4), None)
+    right = outputs[:, last].argmax(-1) == batch.targets[:, last]
+    return right.double().mean().item()
+
+
+# ------------------------------------------------------------------ what the page says
+
+TITLES = {"parity": "parity", "s5": "the word problem of S5", "recall": "multi-query recall"}
+
+
+def section(results: Results) -> Section:
+    found = {name: get(results, f"{name}-ocean", "accuracy") for name in TITLES}
+    ours = "; ".join(
+        f"{TITLES[name]} {_share(next(reversed(a.values())))} at {next(reversed(a))}"
+        for name, a in found.items()
+        if a
+    )
+    tracked = [found[name]["1024"] for name in ("parity", "s5") if found[name] and "1024" in found[name]]
+    verdict = (
+        "open" if len(tracked) < 2 else "holds" if min(tracked) > 0.99 else "doesn't hold at every length"
+    )
+    return Section(
+        title="5. State tracking and recall",
+        paper="one vector tracks a state that a Transformer of constant depth can't",
+        ours=ours or MISSING,
+        control="GRU, LSTM and a standard Transformer of equal parameters, below",
+        verdict=verdict,
+        lines=[line for name in TITLES for line in _task_lines(results, name)],
+    )
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def _task_lines(results: Results, name: str) -> list[str]:
+    tested = PAIRS if name == "recall" else LENGTHS
+    rows = [
+        [
+            kind,
+            *(_share(a.get(str(n))) for n in tested),
+            f"[run](../results/evidence/{CLAIM}/{name}-{kind}.json)",
+        ]
+        for kind in MODELS
+        if (a := get(results, f"{name}-{kind}", "accuracy"))
+    ]
+    if not rows:
+        return []
+    what = "pairs" if name == "recall" else "length"
+    trained = PAIRS[-1] if name == "recall" else LONGEST
+    return [
+        "",
+        f"*{TITLES[name]}*: share of right answers in the last quarter (trained on up to {trained} {what}):",
+        "",
+        *table((what, *map(str, tested), ""), rows),
+    ]
