@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import rclpy
 from diagnostic_msgs.msg import DiagnosticArray
@@ -43,21 +43,19 @@ TRANSITIONS = {
     "cleanup": Transition.TRANSITION_CLEANUP,
 }
 _domains = itertools.count(1)
-_locks: list[TextIO] = []
 
 
 def new_domain() -> int:
     """A DDS domain that no other test on this machine uses, until this process ends."""
     while True:
         domain = 1 + (os.getpid() * 7 + next(_domains)) % 100
-        lock = Path(tempfile.gettempdir(), f"oceanstate-tests-domain-{domain}").open("w")
+        path = Path(tempfile.gettempdir(), f"oceanstate-tests-domain-{domain}")
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until this process ends
+            return domain
         except OSError:
-            lock.close()
-            continue
-        _locks.append(lock)
-        return domain
+            os.close(lock)
 
 
 class OceanProcess:

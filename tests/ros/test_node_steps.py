@@ -195,7 +195,7 @@ def test_fixed_rate_from_the_latest_of_several(pair: Pair) -> None:
         gaps = int(values["gaps"])
         client.until(lambda: send_imu.publish(imu(1.0)) or len(everything) > taken, "steps again")
         values = client.values("ocean")
-        assert int(values["gaps"]) == gaps + 1
+        assert int(values["gaps"]) > gaps
         assert int(values["steps"]) < int(values["steps taken"]), "on_gap: reset"
         assert "without input: the state is reset" in pair[1].output
 
@@ -212,10 +212,11 @@ def test_ros_time_that_jumps_backward(pair: Pair) -> None:
         def tick(milliseconds: int) -> None:
             message.clock.sec, message.clock.nanosec = divmod(milliseconds * 1_000_000, 1_000_000_000)
             clock.publish(message)
-            send_imu.publish(imu(1.0))
 
+        # Once only: each tick has its inputs, and the clock can be told again where a message was overwritten.
+        send_imu.publish(imu(1.0))
         send_joints.publish(joints(0.1, 0.2))
-        values = client.counted("ocean", messages_received=1)
+        values = client.counted("ocean", messages_received=2)
         assert values["steps"] == "0", "ROS time stands still"
         for i in range(50):
             client.until(lambda: tick(100_000 + 20 * i) or len(everything) > i, "step")  # noqa: B023
