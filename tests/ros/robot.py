@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,10 +27,10 @@ from rclpy.qos import HistoryPolicy, QoSProfile, ReliabilityPolicy
 from std_srvs.srv import Trigger
 
 ROOT = Path(__file__).parent.parent.parent
-DISCOVERY = 20.0
+DISCOVERY = 60.0
 """Seconds that processes may need to find each other, on a busy machine."""
-SETTLE = 0.3
-"""Seconds that the other side may hear of a match later than this one."""
+RETRY = 1.0
+"""Seconds after which a question that may have come too early is asked again."""
 
 RELIABLE = QoSProfile(depth=1000, reliability=ReliabilityPolicy.RELIABLE)
 ALL = QoSProfile(history=HistoryPolicy.KEEP_ALL, reliability=ReliabilityPolicy.RELIABLE)
@@ -39,12 +42,20 @@ TRANSITIONS = {
     "deactivate": Transition.TRANSITION_DEACTIVATE,
     "cleanup": Transition.TRANSITION_CLEANUP,
 }
-_domains = iter(range(1, 10_000))
+_domains = itertools.count(1)
 
 
 def new_domain() -> int:
-    """A DDS domain of one's own, as far as that can be known on a shared machine."""
-    return 1 + (os.getpid() * 7 + next(_domains)) % 100
+    """A DDS domain that no other test on this machine uses, until this process ends."""
+    while True:
+        domain = 1 + (os.getpid() * 7 + next(_domains)) % 100
+        path = Path(tempfile.gettempdir(), f"oceanstate-tests-domain-{domain}")
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until this process ends
+            return domain
+        except OSError:
+            os.close(lock)
 
 
 class OceanProcess:
@@ -90,7 +101,7 @@ class OceanProcess:
     def end(self, number: int = signal.SIGTERM) -> int:
         """Ask it to end -> its exit status."""
         self.process.send_signal(number)
-        return self.process.wait(20)
+        return self.process.wait(DISCOVERY)
 
 
 class Client:
@@ -166,20 +177,66 @@ class Client:
         request = DescribeParameters.Request(names=list(names))
         return self.call(DescribeParameters, f"/{node}/describe_parameters", request).descriptors
 
-    def publisher(self, kind: Any, topic: str, qos: QoSProfile = RELIABLE, readers: int = 1) -> Any:
-        """A publisher that somebody listens to."""
+    def publisher(self, kind: Any, topic: str, qos: QoSProfile = RELIABLE, node: str = "ocean") -> Any:
+        """A publisher that the node listens to: both sides know of each other."""
         made = self.node.create_publisher(kind, topic, qos)
-        self.until(lambda: made.get_subscription_count() >= readers, f"reader of {topic}")
-        self.spin(SETTLE)
+        self.until(made.get_subscription_count, f"reader of {topic}")
+        self.meet(node)
         return made
 
-    def collect(self, kind: Any, topic: str, writers: int = 1) -> list[Any]:
-        """A list that grows with a topic's messages."""
+    def collect(self, kind: Any, topic: str, node: str = "ocean", qos: QoSProfile = RELIABLE) -> list[Any]:
+        """A list that grows with the messages of a topic of the node: both sides know of each other."""
         messages: list[Any] = []
-        made = self.node.create_subscription(kind, topic, messages.append, RELIABLE)
-        self.until(lambda: made.get_publisher_count() >= writers, f"writer of {topic}")
-        self.spin(SETTLE)
+        made = self.node.create_subscription(kind, topic, messages.append, qos)
+        self.until(made.get_publisher_count, f"writer of {topic}")
+        self.meet(node)
         return messages
+
+    def meet(self, node: str) -> None:
+        """Wait until the node knows of all publishers and subscriptions that this client has made.
+
+        They are announced reliably and in order, so a service client made after them, once answered, tells
+        that the node has heard of them: what is published now is not lost for want of a reader.
+        """
+        asked = self.node.create_client(GetState, f"/{node}/get_state")
+        self.until(asked.service_is_ready, f"service of {node}")
+        futures: list[Any] = []
+        last = -RETRY
+
+        def answered() -> bool:
+            nonlocal last
+            if time.monotonic() - last > RETRY:
+                futures.append(asked.call_async(GetState.Request()))
+                last = time.monotonic()
+            return any(future.done() for future in futures)
+
+        self.until(answered, f"answer of {node}")
+        self.node.destroy_client(asked)
+
+    def readers(self, topic: str) -> set[bytes]:
+        """Who reads a topic, as far as this client knows; one that was killed is missed only later."""
+        return {bytes(info.endpoint_gid) for info in self.node.get_subscriptions_info_by_topic(topic)}
+
+    def unheard(self, *topics: str) -> None:
+        """Wait until this client knows that nobody else writes or reads these topics any more."""
+
+        def others(topic: str) -> bool:
+            found = [
+                *self.node.get_publishers_info_by_topic(topic),
+                *self.node.get_subscriptions_info_by_topic(topic),
+            ]
+            return any(info.node_name != self.node.get_name() for info in found)
+
+        self.until(lambda: not any(map(others, topics)), f"end of {', '.join(topics)}")
+
+    def counted(self, node: str, **counts: int) -> dict[str, str]:
+        """Wait until the node's counters, `_` for a blank, are at least these -> the diagnostics values."""
+
+        def reached() -> dict[str, str] | None:
+            values = self.values(node)
+            return values if all(int(values[k.replace("_", " ")]) >= n for k, n in counts.items()) else None
+
+        return dict(self.until(reached, f"counts of {counts}"))
 
     def fresh(self, node: str) -> Any:
         """The next diagnostics status of a node."""

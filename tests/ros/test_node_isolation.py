@@ -27,8 +27,8 @@ def test_nodes_do_not_mix(tmp_path: Path) -> None:
         for name, model in used.items()
     ]
     try:
-        senders = {name: client.publisher(Float32MultiArray, f"/{name}/input") for name in used}
-        outputs = {name: client.collect(Float32MultiArray, f"/{name}/output") for name in used}
+        senders = {name: client.publisher(Float32MultiArray, f"/{name}/input", node=name) for name in used}
+        outputs = {name: client.collect(Float32MultiArray, f"/{name}/output", node=name) for name in used}
         generator = np.random.default_rng(0)
         sent = {name: generator.normal(size=(200, 3)).astype(np.float32) for name in used}
         for i in range(200):

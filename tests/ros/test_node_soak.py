@@ -28,7 +28,7 @@ def stream_through(client: Client, process: OceanProcess, messages: int, looks: 
     sender = client.publisher(Float32MultiArray, "/ocean/input", ALL)
     client.node.create_subscription(Float32MultiArray, "/ocean/output", receive, ALL)
     client.until(lambda: client.node.count_publishers("/ocean/output"), "writer")
-    client.spin(0.3)
+    client.meet("ocean")
     message = Float32MultiArray(data=[1.0, 2.0, 3.0])
     memory, sent = [], 0
     for look in range(looks):

@@ -50,16 +50,32 @@ def pair(model: OceanModel, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield both
 
 
+USUAL = {
+    "use_sim_time": False,
+    "step_at": "message",
+    "trigger": "imu",
+    "rate": 0.0,
+    "gap_after": 0.0,
+    "on_gap": "keep",
+    "on_failed_step": "keep",
+    "input__imu__qos": "latest",
+    "input__imu__max_age": 0.0,
+    "input__joints__max_age": 0.0,
+}
+"""What a test doesn't ask otherwise: no test depends on those before it."""
+
+
 @contextmanager
 def active(pair: Pair, **parameters: object) -> Iterator[Client]:
     """The node, active with these parameters, and at the initial state."""
     client, _ = pair
-    assert client.set("ocean", **parameters) == []
+    assert client.set("ocean", **USUAL | parameters) == []
     assert client.transit("ocean", "configure") and client.transit("ocean", "activate")
     try:
         yield client
     finally:
         assert client.transit("ocean", "deactivate") and client.transit("ocean", "cleanup")
+        client.unheard("/imu", "/joints", "/arm", "/all", "/ocean/ocean", "/ocean/surprise")
 
 
 def imu(x: float, sec: int = 0) -> Imu:
@@ -75,7 +91,7 @@ def joints(*position: float, sec: int = 0) -> JointState:
 
 
 def test_steps_at_each_message_give_the_runtimes_numbers(pair: Pair, model: OceanModel) -> None:
-    with active(pair, step_at="message", trigger="imu", ocean_every=2, gap_after=0.0) as client:
+    with active(pair) as client:
         send_imu = client.publisher(Imu, "/imu", BEST_EFFORT)
         send_joints = client.publisher(JointState, "/joints", RELIABLE)
         arm, everything = client.collect(TwistStamped, "/arm"), client.collect(Float32MultiArray, "/all")
@@ -85,11 +101,11 @@ def test_steps_at_each_message_give_the_runtimes_numbers(pair: Pair, model: Ocea
         )
 
         send_imu.publish(imu(1.0))
-        client.spin(0.3)
-        assert not everything, "nothing is stepped before every input has spoken"
+        values = client.counted("ocean", stale_inputs=1)
+        assert values["steps"] == "0", "nothing is stepped before every input has spoken"
 
         send_joints.publish(joints(0.5, -0.5, sec=7))
-        client.spin(0.3)
+        client.counted("ocean", messages_received=2)
         stream, expected, surprises, oceans = model.stream(), [], [], []
         for i in range(6):
             x = np.array([0.1 * i, 0.5, -0.5])
@@ -110,55 +126,49 @@ def test_steps_at_each_message_give_the_runtimes_numbers(pair: Pair, model: Ocea
         assert np.allclose([m.data for m in surprise], surprises, rtol=1e-6)
 
 
-def test_what_cant_be_right_is_not_published(pair: Pair, model: OceanModel) -> None:
-    with active(
-        pair, step_at="message", trigger="imu", input__joints__max_age=0.4, on_failed_step="reset"
-    ) as client:
-        send_imu = client.publisher(Imu, "/imu", BEST_EFFORT)
+def test_what_cant_be_right_is_not_published(pair: Pair) -> None:
+    with active(pair, input__imu__qos="every", on_failed_step="reset") as client:
+        send_imu = client.publisher(Imu, "/imu", RELIABLE)
         send_joints = client.publisher(JointState, "/joints", RELIABLE)
         everything = client.collect(Float32MultiArray, "/all")
 
-        def step(x: float) -> None:
+        def step(x: float) -> list[float]:
             count = len(everything)
             send_joints.publish(joints(0.0, 0.0))
-            client.spin(0.05)
             send_imu.publish(imu(x))
             client.until(lambda: len(everything) > count, "output")
+            assert len(everything) == count + 1, "no other output came before"
+            return everything[-1].data.tolist()  # type: ignore[no-any-return]
 
-        step(1.0)
-        good = everything[-1].data.tolist()
-        count = len(everything)
+        good = step(1.0)
         for x in (math.nan, math.inf, 1e39):  # the last is finite, but not in float32
             send_imu.publish(imu(x))
-            client.spin(0.05)
         send_joints.publish(joints(0.0))  # too short
-        client.spin(0.05)
         send_imu.publish(imu(1.0))
-        client.spin(0.05)
         send_joints.publish(joints(0.0, 0.0))
-        client.spin(0.05)
         send_imu.publish(imu(3e38))  # finite, but the step is not
-        client.spin(0.05)
-        assert len(everything) == count, "no wrong output, no zeros"
-        status = client.fresh("ocean")
-        values = {item.key: item.value for item in status.values}
+        values = client.counted("ocean", failed_steps=1)
         assert (values["non-finite inputs"], values["malformed inputs"], values["failed steps"]) == (
             "3",
             "1",
             "1",
         )
-        assert status.level == b"\x02" and "1 failed steps" in status.message
         assert values["steps"] == "0", "on_failed_step: reset"
-        step(1.0)
-        assert everything[-1].data.tolist() == good, "the first step of a new life"
+        assert step(1.0) == good, "the first step of a new life; no wrong output, no zeros before it"
+        send_imu.publish(imu(3e38))
+        status = client.until(
+            lambda: ((s := client.fresh("ocean")).level == b"\x02" and s) or send_imu.publish(imu(3e38)),
+            "ERROR",
+        )
+        assert "failed steps" in status.message
         count = len(everything)
+        assert client.set("ocean", input__joints__max_age=0.001) == []
         client.until(
             lambda: client.values("ocean")["stale inputs"] != "0" or send_imu.publish(imu(1.0)), "stale count"
         )
-        stale = len(everything)
-        send_imu.publish(imu(1.0))
-        client.spin(0.1)
-        assert len(everything) == stale, "the joints are too old"
+        assert client.set("ocean", input__joints__max_age=0.0) == []
+        step(1.0)
+        assert len(everything) == count + 1, "nothing came while the joints were too old"
 
 
 def test_fixed_rate_from_the_latest_of_several(pair: Pair) -> None:
@@ -175,61 +185,55 @@ def test_fixed_rate_from_the_latest_of_several(pair: Pair) -> None:
         send_joints = client.publisher(JointState, "/joints", RELIABLE)
         everything = client.collect(Float32MultiArray, "/all")
         send_joints.publish(joints(0.1, 0.2))
+        client.counted("ocean", messages_received=1)
         client.until(lambda: send_imu.publish(imu(1.0)) or len(everything) >= 10, "steps at a rate")
-        client.until(lambda: float(client.values("ocean")["seconds since input"]) > 0.4, "silence")
-        count = len(everything)
-        client.spin(0.2)
-        assert len(everything) == count, "the imu is lost: nothing is published"
+        client.until(lambda: float(client.values("ocean")["seconds since input"]) > 0.6, "silence")
+        taken = int(client.values("ocean")["steps taken"])
+        values = client.values("ocean")  # a second, or 50 periods, later
+        assert int(values["steps taken"]) == taken, "the imu is lost: nothing is stepped"
+        client.until(lambda: len(everything) == taken, "all outputs")
+        gaps = int(values["gaps"])
+        client.until(lambda: send_imu.publish(imu(1.0)) or len(everything) > taken, "steps again")
         values = client.values("ocean")
-        assert values["gaps"] == "0" and float(values["seconds since input"]) > 0.3
-        client.spin(0.6)
-        client.until(lambda: send_imu.publish(imu(1.0)) or len(everything) > count, "steps again")
-        values = client.values("ocean")
-        assert values["gaps"] == "1"
+        assert int(values["gaps"]) > gaps
         assert int(values["steps"]) < int(values["steps taken"]), "on_gap: reset"
         assert "without input: the state is reset" in pair[1].output
 
 
 def test_ros_time_that_jumps_backward(pair: Pair) -> None:
-    with active(
-        pair,
-        use_sim_time=True,
-        step_at="rate",
-        rate=50,
-        input__imu__max_age=0.0,
-        gap_after=0.0,
-        on_gap="keep",
-    ) as client:
+    with active(pair, use_sim_time=True, step_at="rate", rate=50, input__joints__max_age=50.0) as client:
+        # The joints come before the first /clock, while ROS time stands at zero: that makes them no 100 s old.
         clock = client.publisher(Clock, "/clock", RELIABLE)
         send_imu = client.publisher(Imu, "/imu", BEST_EFFORT)
         send_joints = client.publisher(JointState, "/joints", RELIABLE)
         everything = client.collect(Float32MultiArray, "/all")
         message = Clock()
 
-        def run(start: float, seconds: float) -> None:
-            for i in range(int(seconds * 100)):
-                nanoseconds = round((start + i / 100) * 1e9)
-                message.clock.sec, message.clock.nanosec = divmod(nanoseconds, 1_000_000_000)
-                clock.publish(message)
-                send_imu.publish(imu(1.0))
-                client.spin(0.005)
+        def tick(milliseconds: int) -> None:
+            message.clock.sec, message.clock.nanosec = divmod(milliseconds * 1_000_000, 1_000_000_000)
+            clock.publish(message)
 
+        # Once only: each tick has its inputs, and the clock can be told again where a message was overwritten.
+        send_imu.publish(imu(1.0))
         send_joints.publish(joints(0.1, 0.2))
-        client.spin(0.3)
-        assert not everything, "ROS time stands still"
-        run(100.0, 1.0)
-        assert 40 <= len(everything) <= 51, "50 steps in a second of ROS time, however long it takes"
+        values = client.counted("ocean", messages_received=2)
+        assert values["steps"] == "0", "ROS time stands still"
+        for i in range(50):
+            client.until(lambda: tick(100_000 + 20 * i) or len(everything) > i, "step")  # noqa: B023
         values = client.values("ocean")
-        assert values["clock jumps"] == "0" and int(values["steps"]) == len(everything)
-        run(10.0, 0.1)
+        taken = int(values["steps taken"])
+        assert 50 <= taken <= 51, "50 steps in a second of ROS time, however long it takes"
+        client.until(lambda: len(everything) == taken, "all outputs")
+        assert values["clock jumps"] == "0" and int(values["steps"]) == taken
+        client.until(lambda: tick(10_000) or client.values("ocean")["clock jumps"] != "0", "jump")
         values = client.values("ocean")
-        assert values["clock jumps"] == "1" and int(values["steps"]) < 20, "on_clock_jump: reset"
+        assert values["clock jumps"] == "1" and values["steps"] == "0", "on_clock_jump: reset"
         assert "ROS time jumped by -9" in pair[1].output
     pair[0].set("ocean", use_sim_time=False)
 
 
 def test_qos_that_does_not_fit_names_both_sides(pair: Pair) -> None:
-    with active(pair, step_at="message", trigger="imu", rate=0, gap_after=0) as client:
+    with active(pair) as client:
         sender = client.node.create_publisher(JointState, "/joints", BEST_EFFORT)
         status = client.until(
             lambda: (
@@ -245,13 +249,12 @@ def test_qos_that_does_not_fit_names_both_sides(pair: Pair) -> None:
 
 def test_drops_are_counted(pair: Pair) -> None:
     """Sent faster than it can step: what was not stepped is counted, to the last message; so are late steps."""
-    settings = {"step_at": "message", "trigger": "imu", "input__joints__max_age": 0.0, "rate": 10_000}
-    with active(pair, **settings) as client:
+    with active(pair, rate=10_000) as client:
         send_joints = client.publisher(JointState, "/joints", RELIABLE)
         sender = client.publisher(Imu, "/imu", BEST_EFFORT)
         everything = client.collect(Float32MultiArray, "/all")
         send_joints.publish(joints(0.0, 0.0))
-        client.spin(0.2)
+        client.counted("ocean", messages_received=1)
         sender.publish(imu(0.0))
         client.until(lambda: everything, "first step")
         sent = 1

@@ -89,14 +89,17 @@ def test_a_conversation_that_a_swap_and_a_pause_do_not_interrupt(
     assert ask(client, sender, pieces, texts[2]) == expected[2]
 
     # A pause is not a new life.
-    assert client.transit("ocean", "deactivate") and client.transit("ocean", "activate")
-    client.until(lambda: sender.get_subscription_count(), "reader")
-    client.spin(0.1)
+    assert client.transit("ocean", "deactivate")
+    client.unheard("/ocean/input")
+    assert client.transit("ocean", "activate")
+    client.until(sender.get_subscription_count, "reader")
+    client.meet("ocean")
     assert ask(client, sender, pieces, texts[3]) == expected[3]
 
     # SIGINT: saved, status 0, no traceback.
     assert process.end(signal.SIGINT) == 0
     assert "Traceback" not in process.output
+    client.unheard("/ocean/input", "/ocean/output")
     assert read(folder / "state.safetensors").steps == sum(map(len, texts[:4])) + 4 * REPLY
 
 
@@ -121,9 +124,11 @@ def test_reset_restore_and_what_stops_a_reply(pair: Pair, folder: Path, tiny: Oc
     assert client.trigger("ocean", "reset").success
     pieces.clear()
     sender.publish(String(data="ROMEO"))
-    client.until(lambda: len(pieces) >= 5, "reply")
-    client.spin(0.2)
-    assert "".join(piece.data for piece in pieces) == first[: first.index(first[3:5]) + 2]
+    said = first[: first.index(first[3:5]) + 2]
+    client.until(lambda: len(pieces) >= len(said), "reply")
+    for _ in range(2):  # a second apart
+        assert client.values("ocean")["steps"] == str(len("ROMEO") + len(said))
+    assert "".join(piece.data for piece in pieces) == said
 
     # Reading comes before writing: what is said after three messages in a row has read all three.
     client.set("ocean", reply_stop="", ocean_every=0)
@@ -178,11 +183,10 @@ def test_killed_after_a_save_it_goes_on_where_it_was(
     assert ask(client, sender, pieces, texts[0]) == expected[0]
     answer = client.trigger("ocean", "save")
     assert answer.success and "saved step 29 to" in answer.message
+    dead = client.readers("/hear")
     process.kill()
     process.restart()
-    client.until(
-        lambda: sender.get_subscription_count() == 2, "reader"
-    )  # beside the dead one, not yet missed
-    client.spin(0.1)
+    client.until(lambda: client.readers("/hear") - dead, "reader")
+    client.meet("ocean")
     assert "restored step 29 from" in process.output
     assert ask(client, sender, pieces, texts[1]) == expected[1]

@@ -94,6 +94,7 @@ class Stepper:
         self._latest: dict[str, _Latest] = {}
         self.last_input = self._now()
         """When the last input that could be used came, or the activation."""
+        self._before_time = self.last_input == 0.0
         self._had_input = False
         self._last_tick: float | None = None
         if self.talk is not None:
@@ -108,11 +109,20 @@ class Stepper:
         """A subscription made anew has not dropped what was sent before it."""
         self._drops = {wire.name: Drops() for wire in self.wiring.inputs}
 
+    def now(self) -> float:
+        """Seconds. ROS time stands at zero until the first /clock: what came before that came just now."""
+        now = self._now()
+        if self._before_time and now:
+            self._before_time, self._last_tick, self.last_input = False, None, self.last_input + now
+            for latest in self._latest.values():
+                latest.received += now
+        return now
+
     def take(self, name: str, message: Any, info: Mapping[str, Any]) -> bool:
         """A message has come on an input -> whether text is left to be read or said."""
         self.counters.received += 1
         self.counters.dropped += self._drops[name].count(info)
-        now = self._now()
+        now = self.now()
         if self.talk is not None:
             self.last_input = now
             if not self.talk.hear(message.data, self._settings().max_pending):
@@ -128,7 +138,7 @@ class Stepper:
 
     def tick(self) -> None:
         """The time of a step at a fixed rate has come."""
-        now = self._now()
+        now = self.now()
         if self._last_tick is not None:
             self.counters.missed += max(0, round((now - self._last_tick) * self.wiring.rate) - 1)
         self._last_tick = now
