@@ -1,6 +1,7 @@
 # Everything runs in .venv, which each target makes when there is none.
 #   make demo    train on Shakespeare, export, verify, run, restart
 #   make test    all tests of every change; make soak: those that take too long for that
+#   make evidence      the paper's claims -> docs/evidence.md; hours, resumable (QUICK=1: minutes, at a tiny size)
 #   make lint    ruff; make types: mypy, strict
 
 PYTHON ?= python3
@@ -8,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test soak lint types clean
+.PHONY: demo test soak evidence lint types clean
 
 PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 
@@ -31,6 +32,10 @@ test: $(VENV)/installed-dev
 
 soak: $(VENV)/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m soak
+
+# TEXT: a copy of tiny Shakespeare, where its public address can't be reached.
+evidence: $(VENV)/installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/claims.py $(if $(QUICK),--quick) $(if $(TEXT),--text $(TEXT))
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

@@ -21,6 +21,7 @@ from evidence.driver import ROOT, Run, Scale
 
 CLAIMS = {m.CLAIM: m for m in (gain, source, forgetting, echo, tracking, generation)}
 PAGE = ROOT / "docs" / "evidence.md"
+QUICK = ROOT / "runs" / "evidence-quick"
 
 
 def main() -> None:
@@ -32,11 +33,14 @@ def main() -> None:
     p.add_argument("--list", action="store_true")
     p.add_argument("--page", action="store_true")
     p.add_argument("--quick", action="store_true")
+    p.add_argument(
+        "--into", type=Path, default=QUICK, metavar="DIR", help="for --quick: default runs/evidence-quick"
+    )
     args = p.parse_args()
     if unknown := set(args.claims) - set(CLAIMS):
         p.error(f"unknown claim {', '.join(sorted(unknown))}; choose of {', '.join(CLAIMS)}")
     torch.set_num_threads(1)
-    scale = at_scale(args.quick, args.text, args.work)
+    scale = at_scale(args.quick, args.text, args.work, args.into)
     runs = [
         run
         for claim in args.claims or CLAIMS
@@ -55,11 +59,13 @@ def main() -> None:
     print(target)
 
 
-def at_scale(quick: bool, text: Path | None = None, work: Path | None = None) -> Scale:
-    """The full grid, or the tiny one, which leaves everything under runs/."""
+def at_scale(
+    quick: bool, text: Path | None = None, work: Path | None = None, into: Path | None = None
+) -> Scale:
+    """The full grid, or the tiny one, all of which goes `into` a folder."""
     if quick:
-        tiny = ROOT / "runs" / "evidence-quick"
-        return Scale(True, None, results=tiny / "results", work=tiny / "work")
+        into = into or QUICK
+        return Scale(True, None, results=into / "results", work=into / "work")
     return Scale(False, text, results=ROOT / "results" / "evidence", work=work or ROOT / "runs" / "evidence")
 
 

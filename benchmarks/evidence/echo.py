@@ -83,7 +83,7 @@ def runs(scale: Scale) -> list[Run]:
     ):
         upto = delays if filler is blanks else tuple(d for d in delays if d <= 1_000_000)
         found.append(_run(scale, name, kind, 32, task(scale, 1, filler, 64, 3000), filler, upto))
-    for d in (32, 64, 128):
+    for d in (32,) if scale.quick else (32, 64, 128):
         for N in COUNTS:
             found.append(_capacity(scale, d, N))
     return found

@@ -44,7 +44,7 @@ def runs(scale: Scale) -> list[Run]:
 
     for d, L in sorted(sizes, key=lambda size: size[0] ** 2 * size[1]):
         add(f"char-{d}x{L}", MODELS, width=d, layers=L)
-    for d, L in TUNED:
+    for d, L in TUNED[: 1 if scale.quick else None]:
         add(f"char-{d}x{L}", RECURRENT, width=d, layers=L)
         for lr in RATES:
             add(f"char-{d}x{L}-lr{lr:g}", MODELS | RECURRENT, width=d, layers=L, lr=lr)

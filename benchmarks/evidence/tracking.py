@@ -24,6 +24,7 @@ from evidence.page import MISSING, Results, Section, get, table
 from evidence.tasks import IGNORED, Draw, Drawn, Task
 
 CLAIM = "tracking"
+TITLES = {"parity": "parity", "s5": "the word problem of S5", "recall": "multi-query recall"}
 MODELS = ("ocean", "gru", "lstm", "transformer")
 WIDTH, LAYERS, HEADS = 64, 2, 4
 LONGEST = 32
@@ -92,7 +93,7 @@ def task_of(scale: Scale, name: str) -> Task:
 
 
 def runs(scale: Scale) -> list[Run]:
-    return [_run(scale, name, kind) for name in ("parity", "s5", "recall") for kind in MODELS]
+    return [_run(scale, name, kind) for name in TITLES for kind in MODELS]
 
 
 def _run(scale: Scale, name: str, kind: str) -> Run:
@@ -130,8 +131,6 @@ def accuracy(model: Model, task: Task, level: int) -> float | None:
 
 
 # ------------------------------------------------------------------ what the page says
-
-TITLES = {"parity": "parity", "s5": "the word problem of S5", "recall": "multi-query recall"}
 
 
 def section(results: Results) -> Section:

@@ -1,5 +1,6 @@
 """Verification must decide: a good export passes, a wrong weight anywhere does not."""
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -119,3 +120,44 @@ def test_parity_says_where_the_error_is(tiny: OceanModel, trial: Trial, expected
     parity: Parity = verify(tiny, trial, expected)
     assert "float64: state" in str(parity)
     assert f"at step {parity.errors['float64']['state'].step}" in str(parity)
+
+
+@pytest.fixture(scope="module")
+def wild(tmp_path_factory: pytest.TempPathFactory) -> tuple[OceanTransformer, Path]:
+    """A model that magnifies roundings until PyTorch's own float32 leaves its float64 by a per mille."""
+    from make_tiny import tiny_checkpoint
+    from ocean_export import cli
+    from ocean_train import checkpoint
+
+    folder = tmp_path_factory.mktemp("wild")
+    tiny_checkpoint(folder)
+    saved = checkpoint.load(folder)
+    weights = {
+        name: w * 3 if name.endswith(("wq.weight", "wo.weight", "w2.weight")) else w
+        for name, w in saved.weights.items()
+    }
+    checkpoint.save(folder, dataclasses.replace(saved, weights=weights))
+    assert cli.main([str(folder), "-o", str(folder / "wild.onnx")]) == 0
+    return checkpoint.load(folder).model(), folder / "wild.onnx"
+
+
+def test_a_loop_may_drift_as_far_as_rounding_does(wild: tuple[OceanTransformer, Path]) -> None:
+    model, path = wild
+    trial = make_trial(model, 500)
+    parity = verify(OceanModel.load(path), trial, reference(model, trial))
+    assert parity.own_drift > parity.tolerance, "else this model shows nothing"
+    assert parity.passed and parity.one_step.largest < 1e-5
+
+
+def test_a_wrong_weight_is_caught_where_the_loop_may_drift(
+    wild: tuple[OceanTransformer, Path], tmp_path: Path
+) -> None:
+    model, path = wild
+    trial = make_trial(model, 300)
+    expected = list(reference(model, trial))
+    for name, mutant in mutants(path, tmp_path / "mutant.onnx", 8, seed=1):
+        parity = verify(mutant, trial, expected)
+        moved = parity.one_step.largest
+        assert moved < parity.tolerance or not parity.passed, f"{name}: {moved:.1e} was missed"
+        if not parity.passed:
+            assert "differs from the trained model by" in parity.failure

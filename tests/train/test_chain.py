@@ -13,7 +13,7 @@ from chain_setup import Case, error, make
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ocean_train import bptt, native, regimes, serial
-from ocean_train.model import Relay, plain_relay, position_loss
+from ocean_train.model import Block, OceanConfig, OceanTransformer, Relay, plain_relay, position_loss
 from torch import Tensor
 
 ORACLE = 1e-10  # float64: the oracle's own rounding is near 1e-15
@@ -203,3 +203,23 @@ def test_what_does_not_fit_is_refused() -> None:
         bptt.relay(case.model, x, case.ocean, torch.zeros(2, 3), None)
     with pytest.raises(ValueError, match="at least one step"):
         bptt.relay(case.model, x[:, :0], case.ocean, None, None)
+
+
+def test_blocks_of_ones_own_go_through_the_plain_loop() -> None:
+    """The chain's backward pass is written out for the model's own block; another must not be taken for it."""
+
+    class Halved(Block):
+        @staticmethod
+        def _attend(q: Tensor, k: Tensor, k_ocean: Tensor) -> Tensor:
+            return Block._attend(q, k, k_ocean) / 2
+
+    model = OceanTransformer(OceanConfig(7, 7, width=8, layers=2, heads=2), seed=0)
+    inputs = torch.randint(7, (3, 5), generator=torch.Generator().manual_seed(0))
+    own, _ = model(inputs, relay=bptt.relay)
+    for block in model.blocks:
+        block.__class__ = Halved
+    outputs, _ = model(inputs, relay=bptt.relay)
+    assert torch.equal(outputs, model(inputs, relay=plain_relay)[0])
+    assert not torch.allclose(outputs, own)
+    with pytest.raises(ValueError, match="not for variants"):
+        model(inputs, relay=partial(bptt.relay, truncate=2))

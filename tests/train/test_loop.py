@@ -26,6 +26,7 @@ from ocean_train.loop import (
     train,
     update,
 )
+from ocean_train.model import OceanTransformer
 from ocean_train.report import sample, stream_loss, window_loss
 
 TINY = Settings(width=8, layers=1, heads=2, steps=12, batch=3, window=5)
@@ -265,3 +266,21 @@ def test_an_optimizer_that_does_not_fit_is_refused(change: dict[str, torch.Tenso
     edited = {name: value for name, value in (tensors | change).items() if value is not None}
     with pytest.raises(CheckpointError, match=f"the optimizer's {next(iter(change))} does not fit the model"):
         restore_optimizer(model, make_optimizer(model), edited)
+
+
+def test_a_model_of_ones_own_resumes_and_is_not_taken_for_the_plain_one(tmp_path: Path) -> None:
+    class Mine(OceanTransformer):
+        pass
+
+    def begin(stop: int) -> Checkpoint:
+        steps = iter(range(stop))
+        text = data()
+        model = Mine(build(TINY, text.tokenizer).config, seed=3)
+        options = {"eval_every": 5, "save_every": 5, "stop": lambda: next(steps, None) is None}
+        return train(TINY, text, tmp_path, model=model, **options)
+
+    assert begin(7).step == 7
+    resumed = begin(100)
+    assert resumed.step == TINY.steps and resumed.model_kind == "Mine"
+    with pytest.raises(CheckpointError, match="holds a 'Mine' model"):
+        resumed.model()

@@ -1,0 +1,91 @@
+"""The evidence: the tiny grid runs whole, a kill costs nothing, the page says what the results say."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import claims
+import numpy as np
+import pytest
+import torch
+from evidence import driver, echo, tasks, tracking
+from evidence.driver import Run, Scale
+from ocean_train.checkpoint import Checkpoint
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_page_says_what_the_results_say() -> None:
+    wanted = claims.rendered(claims.at_scale(quick=False))
+    assert claims.PAGE.read_text() == wanted, "run `python benchmarks/claims.py --page` and commit the page"
+
+
+def test_the_tiny_grid_runs_whole(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "claims.py"), "--quick", "--into", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr[-2000:]
+    page = (tmp_path / "evidence.md").read_text()
+    assert (tmp_path / "evidence" / "curves.png").exists()
+    for heading in ("1. Universal gain", "4. Echo", "7. Generation"):
+        assert f"## {heading}" in page
+    scale = claims.at_scale(quick=True, into=tmp_path)
+    assert all(driver.done(run, scale) for module in claims.CLAIMS.values() for run in module.runs(scale))
+
+
+def test_a_run_of_other_settings_is_not_taken_for_this_one(tmp_path: Path) -> None:
+    scale = Scale(True, None, tmp_path / "results", tmp_path / "work")
+    driver.perform([Run("c", "r", {"lr": 1}, lambda folder: {"result": {"loss": 2.0}})], scale)
+    assert driver.results("c", scale)["r"]["result"] == {"loss": 2.0}
+    with pytest.raises(ValueError, match="remove the file to run it anew"):
+        driver.done(Run("c", "r", {"lr": 2}, lambda folder: {}), scale)
+
+
+class KilledError(Exception):
+    pass
+
+
+def test_a_task_goes_on_after_a_kill_as_if_nothing_had_been(tmp_path: Path) -> None:
+    def fit(folder: Path, dies_at: int | None) -> Checkpoint:
+        count = 0
+
+        def draw(random: np.random.Generator, batch: int, level: int) -> tasks.Drawn:
+            nonlocal count
+            count += 1
+            if count == dies_at:
+                raise KilledError
+            return echo.echo(1, echo.blanks)(random, batch, level)
+
+        task = tasks.Task("echo", echo.ALPHABET, draw, 2 * tasks.SAVE_EVERY + 10, 1, 2, 4, batch=4)
+        return tasks.fit(task, tasks.build(task, "ocean", 8, 1, 2, seed=0), "ocean", folder, seed=0)
+
+    whole = fit(tmp_path / "whole", None)
+    with pytest.raises(KilledError):
+        fit(tmp_path / "killed", tasks.SAVE_EVERY + 20)
+    resumed = fit(tmp_path / "killed", None)
+    assert resumed.step == whole.step and resumed.history == whole.history
+    assert all(torch.equal(resumed.weights[name], w) for name, w in whole.weights.items())
+
+
+def test_the_word_problem_is_that_of_s5() -> None:
+    table = tracking.PRODUCT
+    assert len(table) == 120 and all(len(set(row)) == 120 for row in table.tolist())
+    assert (table != table.T).any(), "S5 does not commute"
+    random = np.random.default_rng(0)
+    a, b, c = random.integers(120, size=(3, 1000))
+    assert np.array_equal(table[table[a, b], c], table[a, table[b, c]])
+    words = random.integers(120, size=(4, 6))
+    final = tracking.running(table, words)[:, -1]
+    for word, product in zip(words, final, strict=True):
+        things = np.arange(5)
+        for element in word:
+            things = tracking.GROUP[element][things]
+        assert np.array_equal(things, tracking.GROUP[product])
+
+
+def test_recall_asks_for_what_was_given() -> None:
+    batch = tracking.recall(8, 8)(np.random.default_rng(0), 3, 4)
+    for inputs, targets in zip(batch.inputs.tolist(), batch.targets.tolist(), strict=True):
+        given = dict(zip(inputs[:8:2], inputs[1:8:2], strict=True))
+        assert len(given) == 4 and targets[:8] == [tasks.IGNORED] * 8
+        assert [given[key] for key in inputs[8:]] == targets[8:]
