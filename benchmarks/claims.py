@@ -81,6 +81,7 @@ def rendered(scale: Scale) -> str:
         "tracking": tracking.section(found["tracking"]),
         "cost": forgetting.cost(found["forgetting"]),
         "generation": generation.section(found["generation"]),
+        "yardstick": gain.yardstick(found["gain"]),
     }
     return page.render(sections, runs, found)
 

@@ -260,3 +260,36 @@ def plots(results: Results, folder: Path) -> None:
     figure.supylabel("validation loss (nats a character)", fontsize=9)
     folder.mkdir(parents=True, exist_ok=True)
     figure.savefig(folder / "curves.png", dpi=110)
+
+
+NANOGPT = 1.4697
+"""Validation loss of nanoGPT's character model: d = 384, L = 6, 10.7M parameters, windows of 256."""
+
+
+def yardstick(results: Results) -> Section:
+    """Claim 8, of the runs of claim 1: none was made for it."""
+    oceans = [
+        (get(results, name, "window_loss"), name)
+        for name, run in results.items()
+        if run["settings"]["model"] == "ocean" and run["settings"]["tokenizer"] == "char"
+    ]
+    ours = MISSING
+    if oceans:
+        loss, name = min(oceans)
+        run = results[name]
+        ours = (
+            f"{loss:.4f} in windows of {run['settings']['window']} ({name}: {run['parameters']:,} parameters, "
+            f"{run['tokens']:,} tokens), the best of claim 1's runs"
+        )
+    return Section(
+        title="8. A published yardstick",
+        paper="(not the paper's) at or below nanoGPT's loss with a third of its parameters",
+        ours=ours,
+        control=f"nanoGPT: {NANOGPT} with 10.7M parameters, windows of 256",
+        verdict="open",
+        lines=[
+            "No run was made for this: claim 1's are of 2,000 steps on one processor. A longer one would be "
+            "`ocean-train --corpus tinyshakespeare --width 256 --layers 4 --window 256 --steps 20000 --lr 2e-3`, and "
+            "waits for a GPU."
+        ],
+    )

@@ -55,13 +55,26 @@ def render(sections: Mapping[str, Section], runs: Sequence[Run], results: Mappin
             lines += [
                 "",
                 f"Not run yet, {len(lacking)} of {sum(run.claim == claim for run in runs)} runs "
-                f"(`{COMMAND} {claim}` runs them): {', '.join(lacking)}.",
+                f"(`{COMMAND} {claim}` runs them): {', '.join(_together(lacking))}.",
             ]
     return "\n".join(lines) + "\n"
 
 
+def _together(names: Sequence[str]) -> list[str]:
+    """The names, those that differ in their last part alone as one."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(name.rpartition("-")[0], []).append(name)
+    return [
+        f"{group}-\\*" if group and len(members) > 1 else member
+        for group, members in groups.items()
+        for member in (members[:1] if group and len(members) > 1 else members)
+    ]
+
+
 def _run_by(claim: str) -> str:
-    return "forgetting" if claim == "cost" else claim
+    """Whose runs a claim reads."""
+    return {"cost": "forgetting", "yardstick": "gain"}.get(claim, claim)
 
 
 def machines(found: Sequence[Result]) -> list[str]:
