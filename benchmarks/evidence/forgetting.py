@@ -39,22 +39,20 @@ BLOCK = 4096
 def runs(scale: Scale) -> list[Run]:
     steps = 3000 if scale.quick else STEPS
     return [
-        Run(CLAIM, "resets", {"of": "full", "every": RESETS}, lambda folder: resets(scale, folder)),
+        Run(CLAIM, "resets", {"of": "full", "every": RESETS}, lambda folder: resets(scale)),
         Run(CLAIM, "standard", {"of": "standard"}, lambda folder: beyond_the_window(scale)),
         Run(CLAIM, "stream", {"of": "full", "steps": steps}, lambda folder: endless(scale, folder, steps)),
     ]
 
 
-def exported(scale: Scale, folder: Path) -> tuple[OceanModel, Data]:
+def exported(scale: Scale) -> tuple[OceanModel, Data]:
     """The file of the trained model of claim 1, and the text."""
     settings = texts.setting(scale, **SIZE, **gain.MODELS["full"])
     source = scale.work / gain.CLAIM / "char-64x2-full"
     texts.trained(scale, settings, source)
-    file = folder / "model.onnx"
-    if not file.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        if export.main([str(source), "-o", str(file)]):
-            raise RuntimeError(f"{source} can't be exported; see above")
+    file = source.with_suffix(".onnx")
+    if not file.exists() and export.main([str(source), "-o", str(file)]):
+        raise RuntimeError(f"{source} can't be exported; see above")
     return OceanModel.load(file), texts.of(scale, settings)
 
 
@@ -87,7 +85,7 @@ def losses(logits: NDArray[np.float32], targets: NDArray[np.int64]) -> NDArray[n
 
 def endless(scale: Scale, folder: Path, steps: int) -> dict[str, Any]:
     """The stream, pass by pass; after each it is saved, and a kill costs one pass at most."""
-    model, data = exported(scale, folder)
+    model, data = exported(scale)
     tokens = _text(scale, data)
     following = np.roll(tokens, -1)  # the text goes on at its beginning
     stream, ledger = model.stream(), Ledger(folder / "passes.json")
@@ -121,9 +119,9 @@ def resident_mb() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
 
 
-def resets(scale: Scale, folder: Path) -> dict[str, Any]:
+def resets(scale: Scale) -> dict[str, Any]:
     """The loss over one pass, the state reset every n steps; `never`: not at all."""
-    model, data = exported(scale, folder)
+    model, data = exported(scale)
     tokens = _text(scale, data)
     inputs, targets = tokens[:-1], tokens[1:]
     found = {}

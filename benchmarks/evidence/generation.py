@@ -8,7 +8,6 @@ gives to what was written.
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,11 +28,11 @@ WORD = re.compile(r"[A-Za-z']+")
 def runs(scale: Scale) -> list[Run]:
     length = 500 if scale.quick else CHARACTERS
     settings = {"of": "full", "judge": "seed 1", "characters": length, "temperature": 1.0, "seed": 0}
-    return [Run(CLAIM, "endless", settings, lambda folder: endless(scale, folder, length))]
+    return [Run(CLAIM, "endless", settings, lambda folder: endless(scale, length))]
 
 
-def endless(scale: Scale, folder: Path, length: int) -> dict[str, Any]:
-    model, data = forgetting.exported(scale, folder)
+def endless(scale: Scale, length: int) -> dict[str, Any]:
+    model, data = forgetting.exported(scale)
     settings = texts.setting(scale, **forgetting.SIZE, seed=1)
     judge = texts.trained(scale, settings, scale.work / gain.CLAIM / "char-64x2-seed1-full").model()
     stream, random = model.stream(), np.random.default_rng(0)
