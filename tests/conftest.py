@@ -1,6 +1,7 @@
 """What several areas' tests share. Imports no torch: the runtime's tests run without it."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -24,6 +25,15 @@ def tiny_path() -> Path:
 @pytest.fixture(scope="session")
 def tiny() -> OceanModel:
     return OceanModel.load(TINY)
+
+
+@pytest.fixture(scope="session")
+def tiny_prefill(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model in a folder where its prefill graph lies beside it."""
+    folder = tmp_path_factory.mktemp("prefill")
+    shutil.copy(TINY, folder / "tiny.onnx")
+    shutil.copy(TINY.with_name("tiny_prefill.onnx"), folder / "tiny.prefill.onnx")
+    return folder / "tiny.onnx"
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ import select
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from itertools import takewhile
 from pathlib import Path
 from types import FrameType, TracebackType
 
@@ -16,6 +17,7 @@ from ocean_runtime import __version__
 from ocean_runtime.describe import describe
 from ocean_runtime.errors import OceanError
 from ocean_runtime.model import OceanModel
+from ocean_runtime.prefill import STEPS
 from ocean_runtime.rows import MISSING_POLICIES, observation_of, read_source, step_rows, write_rows
 from ocean_runtime.snapshot import generations
 from ocean_runtime.stream import OceanStream
@@ -136,8 +138,16 @@ def _run(model: OceanModel, args: argparse.Namespace) -> int:
                 _write(stream, args, stop)
             else:
                 rows = read_source(stream, args.text, lambda: _chunks(args.text, stop), args.episode)
-                results = step_rows(stream, rows, args.missing or MISSING_POLICIES[0])
-                write_rows(stream, results, sys.stdout, lambda: stop.asked)
+                # What was read is stepped and written, also when a signal asks to stop.
+                rows = takewhile(lambda _: not stop.asked, rows)
+                ahead = (
+                    STEPS
+                    if args.text != "-" and (Path(args.text).is_file() or Path(args.text).is_dir())
+                    else 1
+                )
+                write_rows(
+                    stream, step_rows(stream, rows, args.missing or MISSING_POLICIES[0], ahead), sys.stdout
+                )
         finally:
             if args.state is not None:
                 stream.save(args.state)
@@ -158,7 +168,7 @@ def _read(stream: OceanStream, args: argparse.Namespace, stop: _Stop) -> None:
         if generating:
             continue
         loss = "\t" if step.loss is None else f"{step.loss:.4f}\t{total / count:.4f}"
-        print(f"{stream.steps}\t{step.text!r}\t{loss}", flush=True)
+        print(f"{step.step}\t{step.text!r}\t{loss}", flush=True)
     if count:
         print(f"ocean-run: read {count:,} predicted tokens at {total / count:.4f} nats each", file=sys.stderr)
 

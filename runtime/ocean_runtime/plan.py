@@ -44,11 +44,7 @@ class Plan:
         self.references = {t.name: t.reference for t in contract.outputs if t.reference is not None}
         """By output, what is added to it, (K,)."""
         self._only = next(iter(self.entries.items())) if len(self.entries) == 1 else None
-        self._constants: dict[str, Array] = {
-            t.name: np.full(sized(t.shape, self.rows), t.constant, DTYPES[t.dtype])
-            for t in contract.inputs
-            if t.constant is not None
-        }
+        self._compute = model.bound(self.rows)
         self._pairs = [(s.input, len(contract.outputs) + i) for i, s in enumerate(contract.states)]
         self._predicting = [(t.name, i) for i, t in enumerate(contract.outputs) if t.predicts]
         # A foreign model's outputs may hold -inf by design; its state, and what is saved with it, may not.
@@ -130,10 +126,8 @@ class Plan:
     def compute(self, feed: dict[str, Array], state: Mapping[str, Array]) -> list[Array]:
         """Run the graph: outputs, then next states, all fresh. Raises InputError where it can't."""
         feed.update(state)
-        if self._constants:
-            feed.update(self._constants)
         try:
-            return self.model.compute(feed)
+            return self._compute(feed)
         except Exception as error:  # onnxruntime's exceptions share no base class
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise InputError(f"the graph can't take this step: {reason}") from None

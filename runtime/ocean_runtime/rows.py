@@ -22,6 +22,9 @@ from ocean_runtime.tables import Row, Table, label
 Missing = Literal["hold", "refuse"]
 MISSING_POLICIES: tuple[Missing, ...] = ("hold", "refuse")
 
+Stepped = tuple[Row, NDArray[Any] | None]
+"""A row with what its step is given, or gave; None where there is no step."""
+
 
 def observation_of(stream: OceanStream) -> Tensor:
     """The stream's one input of named elements; raises InputError where the model takes none."""
@@ -51,23 +54,58 @@ def read_source(
 
 
 def step_rows(
-    stream: OceanStream, rows: Iterable[Row], missing: Missing = "hold"
-) -> Iterator[tuple[Row, NDArray[Any] | None]]:
+    stream: OceanStream, rows: Iterable[Row], missing: Missing = "hold", ahead: int = 1
+) -> Iterator[Stepped]:
     """Step once a row: the row, and the model's output for it.
 
     The state starts anew where the rows' episode changes. A missing value (NaN, infinite) is the last one
     of its element in this episode (`hold`), or an InputError (`refuse`); while an element has had none yet,
     no step is taken and the output is None.
+
+    ahead: rows that may be read before the first of them is stepped, so that the prefill graph can take them in
+    one call; 1 for rows that are still to come.
     """
+    episode: str | None = None
+    for group in _groups(_inputs(stream, rows, missing), ahead):
+        if episode is not None and group[0][0].episode != episode:
+            stream.reset()
+        episode = group[0][0].episode
+        xs = [x for _, x in group if x is not None]
+        outputs = iter(stream.run_at_once(xs) or map(stream.step, xs))
+        for row, x in group:
+            yield row, None if x is None else next(outputs)
+
+
+def _groups(inputs: Iterable[Stepped], ahead: int) -> Iterator[list[Stepped]]:
+    """Rows of one episode, at most `ahead` together; what comes before a row at fault comes before its error."""
+    group: list[Stepped] = []
+    try:
+        for item in inputs:
+            if group and item[0].episode != group[0][0].episode:
+                yield group
+                group = []
+            group.append(item)
+            if len(group) == ahead:
+                yield group
+                group = []
+    except InputError:
+        if group:
+            yield group
+        raise
+    if group:
+        yield group
+
+
+def _inputs(stream: OceanStream, rows: Iterable[Row], missing: Missing) -> Iterator[Stepped]:
+    """Each row with what its step is given: no missing values, or None while there is nothing to hold."""
     elements = observation_of(stream).elements
     held = [math.nan] * len(elements)
     episode: str | None = None
     for row in rows:
-        if episode is not None and row.episode != episode:
-            stream.reset()
+        if row.episode != episode:
             held = [math.nan] * len(elements)
         episode = row.episode
-        values = [v if math.isfinite(v) else h for v, h in zip(row.values, held, strict=True)]
+        held = [v if math.isfinite(v) else h for v, h in zip(row.values, held, strict=True)]
         if missing == "refuse":
             for item, found in zip(elements, row.values, strict=True):
                 if not math.isfinite(found):
@@ -75,16 +113,10 @@ def step_rows(
                         f"row {row.number} has no finite {item.name!r} ({found}); give --missing hold to take "
                         "the last one in its place"
                     )
-        held = values
-        yield row, None if any(map(math.isnan, values)) else stream.step(np.array(values))
+        yield row, None if any(map(math.isnan, held)) else np.array(held)
 
 
-def write_rows(
-    stream: OceanStream,
-    results: Iterable[tuple[Row, NDArray[Any] | None]],
-    out: TextIO,
-    stop: Callable[[], bool] = lambda: False,
-) -> int:
+def write_rows(stream: OceanStream, results: Iterable[Stepped], out: TextIO) -> int:
     """Write each output as a line of CSV, at once; how many steps were taken.
 
     The columns: `row`, `time` in seconds where the rows have one, then the output's elements; for classes
@@ -113,8 +145,6 @@ def write_rows(
         steps += result is not None
         out.write(_line([str(row.number), *clock, *cells]))
         out.flush()
-        if stop():
-            break
     return steps
 
 

@@ -159,7 +159,7 @@ class OceanStream:
         if isinstance(xs, Sequence | np.ndarray):
             for start in range(0, len(xs), prefill.STEPS):
                 part = xs[start : start + prefill.STEPS]
-                outputs += self._steps(part) or [self.step(x) for x in part]
+                outputs += self.run_at_once(part) or [self.step(x) for x in part]
         else:
             outputs = [self.step(x) for x in xs]
         if not outputs:
@@ -168,6 +168,29 @@ class OceanStream:
             one = self._in_units(plan, first.name, empty)
             return np.zeros((0, *one.shape), one.dtype)
         return np.stack(outputs)
+
+    def run_at_once(self, xs: Sequence[Inputs] | Array) -> list[Array] | None:
+        """Steps in one call of the prefill graph: the outputs of `step`.
+
+        None, and nothing has changed, where they have to be made singly: they are few, there is no such graph,
+        or one of them is at fault, which the guard must see by itself.
+        """
+        if len(xs) < prefill.LEAST:
+            return None
+        self._acquire()
+        try:
+            now = self._now
+            made = now.plan.steps(xs, now.state, now.steps + len(xs))
+            if made is None:
+                return None
+            results, state, predictions = made
+            self._now = _Now(now.plan, now.steps + len(xs), state, predictions)
+            self.fault, self._valid = None, np.ones(now.plan.rows, bool)
+            return [self._in_units(now.plan, now.plan.first, output) for output in results[0]]
+        except StepError:
+            return None
+        finally:
+            self._lock.release()
 
     def reset(self, rows: ArrayLike | None = None) -> None:
         """Back to the initial state and zero steps.
@@ -299,28 +322,6 @@ class OceanStream:
             if self.fault is not None:
                 self.fault, self._valid = None, np.ones(plan.rows, bool)
             return plan, results
-        finally:
-            self._lock.release()
-
-    def _steps(self, xs: Sequence[Inputs] | Array) -> list[Array] | None:
-        """Steps in one call: their outputs. None, and nothing has changed, where they have to be made singly:
-
-        there is no graph for it, or one of them is at fault, which the guard must see by itself.
-        """
-        if len(xs) < prefill.LEAST:
-            return None
-        self._acquire()
-        try:
-            now = self._now
-            made = now.plan.steps(xs, now.state, now.steps + len(xs))
-            if made is None:
-                return None
-            results, state, predictions = made
-            self._now = _Now(now.plan, now.steps + len(xs), state, predictions)
-            self.fault, self._valid = None, np.ones(now.plan.rows, bool)
-            return [self._in_units(now.plan, now.plan.first, output) for output in results[0]]
-        except StepError:
-            return None
         finally:
             self._lock.release()
 

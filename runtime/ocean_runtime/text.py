@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ocean_runtime.errors import InputError
+from ocean_runtime.prefill import STEPS
 from ocean_runtime.sampling import log_softmax, sample
 from ocean_runtime.stream import OceanStream
 from ocean_runtime.tokenizer import Tokenizer
@@ -19,6 +20,8 @@ class Read(NamedTuple):
     text: str
     loss: float | None
     """-ln p(token), in nats, that the model gave it before it came; None for the first token of all."""
+    step: int
+    """Steps since the initial state, this one included."""
 
 
 def tokenizer_of(stream: OceanStream) -> Tokenizer:
@@ -34,21 +37,44 @@ def read_token(stream: OceanStream, token: int) -> Read:
     tokenizer, prediction = tokenizer_of(stream), stream.prediction
     stream.step(token)
     loss = None if prediction is None else -float(log_softmax(prediction)[token])
-    return Read(token, tokenizer.tokens[token], loss)
+    return Read(token, tokenizer.tokens[token], loss, stream.steps)
+
+
+def read_at_once(stream: OceanStream, tokens: Sequence[int]) -> list[Read] | None:
+    """As `read_token` for each, in one call. None, and nothing has changed, where they must be read singly:
+
+    see `OceanStream.run_at_once`.
+    """
+    tokenizer, first, before = tokenizer_of(stream), stream.prediction, stream.steps
+    outputs = stream.run_at_once(tokens)
+    if outputs is None:
+        return None
+    predicts = stream.model.contract.outputs[0].predicts
+    predictions = [first, *(output if predicts else None for output in outputs)]
+    return [
+        Read(token, tokenizer.tokens[token], None if p is None else -float(log_softmax(p)[token]), step)
+        for step, (token, p) in enumerate(zip(tokens, predictions, strict=False), start=before + 1)
+    ]
+
+
+def read_tokens(stream: OceanStream, tokens: Sequence[int]) -> Iterator[Read]:
+    """Read tokens that are all there: by the prefill graph beside the model, where one is."""
+    for start in range(0, len(tokens), STEPS):
+        part = tokens[start : start + STEPS]
+        yield from read_at_once(stream, part) or (read_token(stream, token) for token in part)
 
 
 def read_text(stream: OceanStream, chunks: Iterable[bytes]) -> Iterator[Read]:
     """Read UTF-8 as it arrives, cut anywhere: a character or word that a chunk leaves open is waited for.
 
+    A chunk's tokens may be read together: `step` says which step a token was, `stream.steps` may be further.
     Bytes that are no UTF-8 are read as U+FFFD, the unknown token.
     """
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     reader = tokenizer_of(stream).reader()
     for chunk in chunks:
-        for token in reader.feed(decoder.decode(chunk)):
-            yield read_token(stream, token)
-    for token in reader.feed(decoder.decode(b"", final=True)) + reader.flush():
-        yield read_token(stream, token)
+        yield from read_tokens(stream, reader.feed(decoder.decode(chunk)))
+    yield from read_tokens(stream, reader.feed(decoder.decode(b"", final=True)) + reader.flush())
 
 
 def generate(

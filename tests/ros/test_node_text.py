@@ -2,11 +2,13 @@
 
 import signal
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import pytest
 from leaky import leaky
+from ocean_ros.conversation import Pace
 from ocean_runtime import OceanModel
 from ocean_runtime.snapshot import read
 from ocean_runtime.text import generate, read_text
@@ -190,3 +192,56 @@ def test_killed_after_a_save_it_goes_on_where_it_was(
     client.meet("ocean")
     assert "restored step 29 from" in process.output
     assert ask(client, sender, pieces, texts[1]) == expected[1]
+
+
+def test_a_prefill_graph_reads_the_same(
+    pair: Pair, folder: Path, tiny: OceanModel, tiny_path: Path, tiny_prefill: Path
+) -> None:
+    """Long messages by the graph for many steps, in slices: what is said, counted and published stays the same."""
+    client, process = pair
+    topics = {"input__input__topic": "/told", "output__output__topic": "/tells"}
+    process.restart(model_path=tiny_prefill, state_path="", max_pending=10_000, **topics)
+    assert "with its prefill graph" in process.output
+    sender, pieces = client.publisher(String, "/told"), client.collect(String, "/tells")
+    surprise = client.collect(Float32, "/ocean/surprise")
+    text = "O, she doth teach the torches to burn bright! " * 40
+    expected = replies(tiny, text, text[:301], "the")
+    assert ask(client, sender, pieces, text) == expected[0]
+    client.until(lambda: surprise, "surprise")
+    losses = [r.loss for r in read_text(tiny.stream(), [text.encode()]) if r.loss is not None]
+    assert np.isclose(surprise[0].data, np.mean(losses), rtol=1e-5), "mean nats a token"
+
+    # The ocean state is published after each seventh step all the same.
+    ocean = client.collect(Float32MultiArray, "/ocean/ocean")
+    assert client.set("ocean", ocean_every=7) == []
+    assert ask(client, sender, pieces, text[:301]) == expected[1]
+    steps = len(text) + 301 + 2 * REPLY
+    stream, wanted = tiny.stream(), []
+    list(read_text(stream, [text.encode()]))
+    list(generate(stream, REPLY))
+    for _ in chain(read_text(stream, [text[:301].encode()]), generate(stream, REPLY)):
+        if stream.steps % 7 == 0:
+            wanted.append(stream.ocean)
+    client.until(lambda: len(ocean) == len(wanted), "ocean states")
+    np.testing.assert_allclose([message.data for message in ocean], wanted, atol=1e-4)
+
+    # Fewer tokens than a call is worth are read one by one; another model's pace is learnt anew.
+    assert ask(client, sender, pieces, "the") == expected[2]
+    client.set("ocean", model_path=str(tiny_path))
+    assert client.trigger("ocean", "swap").success
+    assert ask(client, sender, pieces, text) == replies(tiny, text, text[:301], "the", text)[3]
+    client.until(lambda: int(client.values("ocean")["steps"]) == steps + 3 + len(text) + 2 * REPLY, "steps")
+    assert process.end(signal.SIGTERM) == 0 and "Traceback" not in process.output
+
+
+def test_what_a_slice_has_room_for(tiny: OceanModel, tiny_prefill: Path) -> None:
+    pace, other = Pace(), OceanModel.load(tiny_prefill)
+    assert pace.room(tiny, 1.0) == 1, "nothing is known yet"
+    pace.took(tiny, 0.001)
+    assert pace.room(tiny, 0.0105) == 10 and pace.room(tiny, 0.0001) == 1
+    pace.took(tiny, 0.002)
+    assert pace.room(tiny, 0.0105) == 5, "slower is believed at once"
+    for _ in range(100):
+        pace.took(tiny, 0.001)
+    assert pace.room(tiny, 0.0105) == 10
+    assert pace.room(other, 1.0) == 1

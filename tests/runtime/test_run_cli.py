@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from ocean_runtime import OceanModel
+from ocean_runtime.prefill import STEPS
 from ocean_runtime.sampling import log_softmax, sample
+from ocean_runtime.snapshot import read
 from ocean_runtime.text import generate, read_text
 
 Run = Callable[..., subprocess.CompletedProcess[bytes]]
@@ -260,3 +262,29 @@ def test_a_terminal_of_another_encoding_shows_what_it_can(
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_prefill_graph_reads_the_same(
+    command: Run, tiny: OceanModel, tiny_path: Path, tiny_prefill: Path, tmp_path: Path
+) -> None:
+    """Where the graph for many steps lies beside the model: the same tokens, steps and losses, and the same state."""
+    text = TEXT * 12
+    stream = OceanModel.load(tiny_prefill).stream()
+    reads = read_text(stream, [text])
+    next(reads)
+    assert stream.steps == STEPS, "many steps in one call"
+    found, expected = [next(reads) for _ in range(STEPS + 20)], list(read_text(tiny.stream(), [text]))[1:]
+    for one, other in zip(found, expected, strict=False):
+        assert one[:2] == other[:2] and one.step == other.step
+        assert one.loss == pytest.approx(other.loss, abs=1e-5)
+    many, singly = (command(RUN, path, stdin=text) for path in (tiny_prefill, tiny_path))
+    table = [[line.split("\t") for line in done.stdout.decode().splitlines()] for done in (many, singly)]
+    assert [row[:2] for row in table[0]] == [row[:2] for row in table[1]]
+    numbers = [np.array([row[2:] for row in rows[2:]], float) for rows in table]
+    np.testing.assert_allclose(*numbers, atol=1.1e-4)
+    states = []
+    for path in (tiny_prefill, tiny_path):
+        state = tmp_path / path.parent.name
+        done = command(RUN, path, "--generate", "20", "--state", state, stdin=text)
+        states.append((done.stdout, read(state).steps))
+    assert states[0] == states[1]

@@ -23,6 +23,14 @@ CLOCK_SLACK = 60.0
 """Seconds that a snapshot may come from the future: clocks are set forward and back a little."""
 
 
+def load(path: str) -> OceanModel:
+    """A model for the node, with all that its steps will need of its files. Raises ContractError."""
+    model = OceanModel.load(path)
+    if model.contract.kind == "tokens":
+        _ = model.prefill  # read now: within a step it would be late
+    return model
+
+
 class Memory:
     """One stream of one model, for as long as the node is configured."""
 

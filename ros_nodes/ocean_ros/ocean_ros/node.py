@@ -27,7 +27,7 @@ from std_msgs.msg import Float32, Float32MultiArray
 
 from ocean_ros import parameters
 from ocean_ros.diagnostics import Judgement
-from ocean_ros.memory import Memory
+from ocean_ros.memory import Memory, load
 from ocean_ros.parameters import Input, Output, ParameterError, Settings
 from ocean_ros.report import Window, report
 from ocean_ros.saver import Saver
@@ -120,7 +120,7 @@ class OceanNode(LifecycleNode):
                     "parameter model_path is empty; name the .onnx file that ocean-export made"
                 )
             try:
-                model = OceanModel.load(self.settings.model_path)  # its warm-up is a stream of its own
+                model = load(self.settings.model_path)  # its warm-up is a stream of its own
             except OceanError as error:
                 raise ParameterError(f"parameter model_path: {error}") from None
             self.memory = Memory(model, self._state_path())
@@ -130,7 +130,14 @@ class OceanNode(LifecycleNode):
             self._release()
             raise
         self.label = "inactive"
-        self.get_logger().info(f"configured: {self.settings.model_path}, {model.contract.state_id[:19]}")
+        beside = (
+            ", with its prefill graph"
+            if model.contract.kind == "tokens" and model.prefill is not None
+            else ""
+        )
+        self.get_logger().info(
+            f"configured: {self.settings.model_path}, {model.contract.state_id[:19]}{beside}"
+        )
 
     @transition
     def on_activate(self) -> None:

@@ -11,7 +11,7 @@ from ocean_runtime import OceanError, OceanModel
 from rclpy.task import Future
 from std_srvs.srv import Trigger
 
-from ocean_ros.memory import Memory
+from ocean_ros.memory import Memory, load
 from ocean_ros.parameters import ParameterError
 from ocean_ros.wiring import wire
 
@@ -71,13 +71,13 @@ class Services:
         loaded: Future[Any] = Future()
         post = self._posting(loaded)
 
-        def load() -> None:
+        def read() -> None:
             try:
-                post(OceanModel.load(path))
+                post(load(path))
             except Exception as error:
                 post(error)
 
-        threading.Thread(target=load, name="ocean_swap", daemon=True).start()
+        threading.Thread(target=read, name="ocean_swap", daemon=True).start()
         found = await loaded
         self._loading = False
         try:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from ocean_runtime import InputError, OceanError
+from ocean_runtime.prefill import STEPS
 from std_msgs.msg import Float32, Float32MultiArray, String
 
 from ocean_ros.conversation import Conversation
@@ -85,6 +86,7 @@ class Stepper:
                 say=self._say,
                 surprise=self._surprised,
                 stepped=self._stepped,
+                most=self._until_ocean,
                 failed=self._failed,
             )
         self.begin()
@@ -232,19 +234,22 @@ class Stepper:
         if publisher is not None and publisher.get_subscription_count():
             publisher.publish(Float32(data=value))
 
-    def _stepped(self, seconds: float) -> None:
-        """A step was taken."""
-        self.counters.stepped += 1
-        self.second.times.append(seconds)
+    def _stepped(self, seconds: float, count: int = 1) -> None:
+        """So many steps were taken, in that time together."""
+        self.counters.stepped += count
+        self.second.times.extend([seconds / count] * count)
         if self.wiring.trigger is not None and self.wiring.rate and seconds * self.wiring.rate > 1:
             self.counters.missed += 1
-        every = self._settings().ocean_every
-        if (
-            every
-            and self.memory.stream.steps % every == 0
-            and self._publishers.ocean.get_subscription_count()
-        ):
+        if self._ocean_wanted() and self.memory.stream.steps % self._settings().ocean_every == 0:
             self._publish_ocean()
+
+    def _until_ocean(self) -> int:
+        """How many steps may be taken before the ocean state is to be published."""
+        every = self._settings().ocean_every
+        return every - self.memory.stream.steps % every if self._ocean_wanted() else STEPS
+
+    def _ocean_wanted(self) -> bool:
+        return self._settings().ocean_every > 0 and self._publishers.ocean.get_subscription_count() > 0
 
     def _publish_ocean(self) -> None:
         ocean = self.memory.stream.ocean.reshape(-1)
