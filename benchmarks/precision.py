@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import json
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,8 @@ def main() -> None:
     }
     rows: dict[str, dict[str, Any]] = dict(
         time_of(
-            {name: ocean_contender(content, config.width) for name, content in files.items()}, args.seconds
+            {name: partial(ocean_contender, content, config.width) for name, content in files.items()},
+            args.seconds,
         )
     )
     with tempfile.TemporaryDirectory() as folder:

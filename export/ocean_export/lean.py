@@ -9,6 +9,7 @@ weights are folded together beforehand (in float64), by identities of the module
     y Wo     = v Wo + (a (vᵒ − v)) Wo,   and v Wo = n' (γ Wv Wo)
     q / √K   = n' (γ Wq / √K)
     LN2(x) W1 + b1 = n̂ (γ W1) + (β W1 + b1)
+    u W2 + b2 = [u, 16] [W2; b2/16]
 
 and what layer 1 computes from a token alone is a row of a table. From a certain width on, reading weights
 costs more than nodes do; then v and vᵒ − v are two rows of one product, so that Wv is read once.
@@ -40,6 +41,9 @@ SQUARE_HEADS_UP_TO = 96
 """The width up to which summing over a head and spreading back is one D x D product, not D x H and H x D."""
 SMALLEST_GAMMA = 1e-7
 """A smaller |γ| is taken for this, so that β/γ exists; float32 can't see the difference."""
+
+CONSTANT, UNITS = 16.0, 8
+"""gelu(16) is 16 in float32; hidden units come by eights."""
 
 
 class Folded(NamedTuple):
@@ -228,10 +232,31 @@ def feed_forward(g: GraphBuilder, i: int, layer: Folded, x: str, output: str) ->
     """x + W2 gelu(W1 LN2(x) + b1) + b2."""
     name = f"layer{i}"
     D = len(layer.shift)
+    if g.precision == "fp32":
+        layer = with_bias_unit(layer)
     n = g.layer_norm(f"{name}.normalised2", x, np.ones(D), np.zeros(D), LAYER_NORM_EPS)
     u = g.product(f"{name}.hidden", n, f"{name}.first.weight", layer.first, layer.first_bias)
     u = g.op(f"{name}.activated", "Gelu", u)
     return g.product(output, u, f"{name}.second.weight", layer.second, layer.second_bias, plus=x)
+
+
+def with_bias_unit(layer: Folded) -> Folded:
+    """The layer with b2 inside W2: one more hidden unit has the constant value 16 = gelu(16), and b2/16 as its row.
+
+    Its product then adds x where it would add b2, which saves a node. It has seven empty neighbours, so that rows
+    still fill the processor's registers.
+    """
+    if not layer.second_bias.any():
+        return layer
+    D = len(layer.second_bias)
+    first_bias, second = np.zeros(UNITS), np.zeros((UNITS, D))
+    first_bias[0], second[0] = CONSTANT, layer.second_bias / CONSTANT
+    return layer._replace(
+        first=np.hstack([layer.first, np.zeros((D, UNITS))]),
+        first_bias=np.concatenate([layer.first_bias, first_bias]),
+        second=np.vstack([layer.second, second]),
+        second_bias=np.zeros(D),
+    )
 
 
 def read_out(g: GraphBuilder, model: OceanTransformer, x: str, output: str) -> None:

@@ -11,7 +11,7 @@ Array = NDArray[Any]
 
 PRECISIONS = ("fp32", "int8", "int4")
 BITS = {"int8": 8, "int4": 4}
-BLOCK = {8: 128, 4: 32}
+BLOCK = {8: 256, 4: 32}
 """Weights that share a scale: few enough that one outlier spoils little, and cheap enough to read."""
 
 

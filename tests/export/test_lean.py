@@ -85,6 +85,17 @@ def test_a_layer_norm_that_lets_nothing_through_is_folded_too() -> None:
     assert_is_the_module(lean_graph(model), model, batch=3, seed=0)
 
 
+def test_a_bias_that_is_a_hidden_unit_costs_no_node() -> None:
+    """With or without b2 the graph has as many nodes, and W2's product takes the residual."""
+    bare = OceanTransformer(OceanConfig(30, 30, 16, 2, 2))
+    biased = randomised(OceanTransformer(OceanConfig(30, 30, 16, 2, 2)))
+    assert [n.op_type for n in lean_graph(biased).graph.node].count("Add") == 0
+    assert len(lean_graph(biased).graph.node) == len(lean_graph(bare).graph.node)
+    with torch.no_grad():
+        lean.blocks(biased)[0].w2.bias.mul_(1000)  # type: ignore[union-attr]
+    assert_is_the_module(lean_graph(biased), biased, batch=3, seed=0)
+
+
 def test_it_has_the_inputs_and_outputs_of_the_plain_graph(model: OceanTransformer) -> None:
     plain, short = step_graph(model), lean_graph(model)
     assert [(v.name, v.type) for v in short.graph.input] == [(v.name, v.type) for v in plain.graph.input]

@@ -1,5 +1,6 @@
 """Many steps in one call end where single steps end, and are used only where they belong."""
 
+import io
 import shutil
 from pathlib import Path
 
@@ -7,11 +8,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from make_tiny_sensors import INPUTS, NORTH, tiny_sensors
 from ocean_export import cli, heldout
 from ocean_export.lean import lean_graph
 from ocean_export.prefill import prefill_graph
 from ocean_runtime import InputError, OceanModel
+from ocean_runtime import cli as ocean_run
 from ocean_runtime.prefill import STEPS, path_beside
+from ocean_runtime.rows import step_rows
+from ocean_runtime.tables import Row
 from ocean_train.model import OceanConfig, OceanTransformer
 
 
@@ -139,3 +144,52 @@ def test_only_the_ocean_is_in_the_loop() -> None:
     (scan,) = (node for node in proto.graph.node if node.op_type == "Scan")
     body = next(a.g for a in scan.attribute if a.name == "body")
     assert not any(w.name.startswith(("token", "head.", "layer0.query")) for w in body.initializer)
+
+
+@pytest.mark.parametrize("target", ["next", "classes"])
+def test_rows_that_are_all_there_are_stepped_together(target: str, tmp_path: Path) -> None:
+    """Row by row and many at once give the same, through gaps, episodes and a row at fault."""
+    tiny_sensors(tmp_path / "c", target)  # type: ignore[arg-type]
+    path = tmp_path / "model.onnx"
+    assert cli.main([str(tmp_path / "c"), "-o", str(path), "--prefill"]) == 0
+    values = np.array([0.0, 0.0, NORTH]) + np.random.default_rng(3).standard_normal((700, 3)) * [1, 1, 0.01]
+    values[[0, 5, 300, 301], [2, 0, 1, 1]] = np.nan
+    rows = [
+        Row(i + 1, None, "a" if i < 290 else "b" if i < 293 else "c", list(x)) for i, x in enumerate(values)
+    ]
+    model, found = OceanModel.load(path), []
+    for ahead in (1, STEPS):
+        stream = model.stream()
+        results = list(step_rows(stream, rows, ahead=ahead))
+        assert [row for row, _ in results] == rows
+        found.append([None if y is None else np.array(y) for _, y in results] + [stream.ocean])
+        assert stream.steps == 407, "those of the last episode"
+    for one, other in zip(*found, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            np.testing.assert_allclose(one, other, atol=1e-5)
+
+    seen = []
+    with pytest.raises(InputError, match="row 6 has no finite"):
+        for row, _ in step_rows(model.stream(), rows[1:], "refuse", STEPS):
+            seen.append(row.number)
+    assert seen == [2, 3, 4, 5], "what comes before the fault is stepped before it is told"
+
+    table = tmp_path / "rows.csv"
+    names = ",".join(e.name for e in INPUTS)
+    table.write_text(names + "\n" + "".join(",".join(map(repr, map(float, x))) + "\n" for x in values))
+    (tmp_path / "alone").mkdir()
+    alone = shutil.copy(path, tmp_path / "alone" / "model.onnx")
+    printed = []
+    for file in (path, alone):
+        with pytest.MonkeyPatch.context() as patch:
+            out = io.StringIO()
+            out.reconfigure = lambda **_: None  # type: ignore[attr-defined]
+            patch.setattr("sys.stdout", out)
+            assert ocean_run.main([str(file), str(table)]) == 0
+        printed.append([line.split(",") for line in out.getvalue().splitlines()])
+    assert printed[0][0] == printed[1][0] and len(printed[0]) == 701
+    for one, other in zip(printed[0][1:], printed[1][1:], strict=True):
+        assert [c == "" for c in one] == [c == "" for c in other]
+        numbers = [[float(c) for c in cells if c and c[0] in "-0123456789"] for cells in (one, other)]
+        np.testing.assert_allclose(*numbers, atol=1e-5)

@@ -201,12 +201,12 @@ def test_a_prefill_graph_reads_the_same(
     client, process = pair
     topics = {"input__input__topic": "/told", "output__output__topic": "/tells"}
     process.restart(model_path=tiny_prefill, state_path="", max_pending=10_000, **topics)
-    assert "with its prefill graph" in process.output
     sender, pieces = client.publisher(String, "/told"), client.collect(String, "/tells")
     surprise = client.collect(Float32, "/ocean/surprise")
     text = "O, she doth teach the torches to burn bright! " * 40
     expected = replies(tiny, text, text[:301], "the")
     assert ask(client, sender, pieces, text) == expected[0]
+    assert "with its prefill graph" in process.output
     client.until(lambda: surprise, "surprise")
     losses = [r.loss for r in read_text(tiny.stream(), [text.encode()]) if r.loss is not None]
     assert np.isclose(surprise[0].data, np.mean(losses), rtol=1e-5), "mean nats a token"

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 from ocean_runtime import Contract, ContractError, OceanModel
@@ -174,3 +175,29 @@ def test_model_file_may_be_moved_and_deleted_while_it_runs(tiny_path: Path, tmp_
 
 def _unlinked(contract: Contract) -> Any:
     return (dataclasses.replace(contract.outputs[0], predicts=""),)
+
+
+def test_a_provider_that_onnxruntime_lacks_is_refused(tiny_path: Path) -> None:
+    """onnxruntime itself would go on with the CPU."""
+    with pytest.raises(ContractError, match=r"has no execution provider 'NoSuchProvider'; it has .*CPUExec"):
+        OceanModel.load(tiny_path, providers=["NoSuchProvider", "CPUExecutionProvider"])
+    assert OceanModel.load(tiny_path, providers=["CPUExecutionProvider"]).stream().step(0).size
+
+
+@pytest.mark.parametrize("batch", [None, 3])
+def test_bound_calls_are_the_graphs_own_and_share_nothing(tiny: OceanModel, batch: int | None) -> None:
+    rows = batch or 1
+    random, bound = np.random.default_rng(0), tiny.bound(rows)
+    kept, given = [], []
+    for _ in range(5):
+        feed = {
+            "token": random.integers(0, 20, rows),
+            "ocean": random.standard_normal((rows, 16)).astype(np.float32),
+        }
+        given.append({name: array.copy() for name, array in feed.items()})
+        kept.append(bound(feed))
+        for array in feed.values():
+            array[...] = 0  # the caller's own
+    for feed, results in zip(given, kept, strict=True):
+        for one, other in zip(results, tiny.compute(feed), strict=True):
+            np.testing.assert_array_equal(one, other)
