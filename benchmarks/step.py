@@ -284,8 +284,8 @@ def _plot(sizes: dict[str, dict[str, dict[str, float]]], path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, len(sizes), figsize=(15, 5), sharey=True)
-    for axis, (size, rows) in zip(axes, sizes.items(), strict=True):
+    figure, axes = plt.subplots(1, len(sizes), figsize=(15, 5), sharey=True, squeeze=False)
+    for axis, (size, rows) in zip(axes[0], sizes.items(), strict=True):
         curve = [rows[f"transformer, context {c:,}"]["cpu_us"] for c in CONTEXTS]
         axis.plot(CONTEXTS, curve, "o-", color="tab:red", label="transformer, KV cache")
         for name, colour in (("ocean fp32", "tab:blue"), ("ocean int8", "tab:cyan"), ("gru", "tab:green"),
@@ -295,8 +295,8 @@ def _plot(sizes: dict[str, dict[str, dict[str, float]]], path: Path) -> None:
                      label="floor: weights alone")  # fmt: skip
         axis.set(xscale="log", yscale="log", title=f"d/L = {size}", xlabel="steps remembered")
         axis.grid(alpha=0.3)
-    axes[0].set_ylabel("one step, us of processor time")
-    axes[0].legend(fontsize=8)
+    axes[0, 0].set_ylabel("one step, us of processor time")
+    axes[0, 0].legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=100)
 

@@ -264,7 +264,7 @@ def bind(session: Any, inputs: Mapping[str, NDArray[Any]], outputs: Mapping[str,
 
     def compute(feed: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
         for name, array in feed.items():
-            np.copyto(inputs[name], array)
+            inputs[name][...] = array  # np.copyto takes five times as long
         session.run_with_iobinding(binding)
         return [array.copy() for array in outputs.values()]
 
