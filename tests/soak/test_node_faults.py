@@ -12,7 +12,8 @@ Full and read-only disks are real ones: the state's folder is a tmpfs of 256 kB,
 Half of the node's lives run on ROS time, which the client's /clock gives, so that it can jump.
 """
 
-from __future__ import annotations  # ruff: noqa: E402
+# ruff: noqa: E402
+from __future__ import annotations
 
 import random
 import re
