@@ -35,6 +35,7 @@ ROOT = Path(__file__).parent.parent.parent
 sys.path[:0] = [str(ROOT / folder) for folder in ("runtime", "ros_nodes/ocean_ros", "tests/ros")]
 pytest.importorskip("rclpy")
 
+from builtin_interfaces.msg import Time
 from ocean_runtime import OceanError, OceanModel, Snapshot
 from ocean_runtime import snapshot as snapshots
 from robot import BEST_EFFORT, RELIABLE, Client, OceanProcess, new_domain
@@ -301,6 +302,7 @@ class Soak:
     def fault_malformed(self) -> None:
         self.send([])
         self.send(self.values()[:2])
+        self.send_clock.publish(Clock(clock=Time(sec=-1)))
 
     def fault_topic_loss(self) -> None:
         """A publisher goes away, and another comes after a gap, at which the node forgets, as it was told."""
@@ -329,7 +331,7 @@ class Soak:
             self.clock += 1000.0
             return None
         before = int(self.client.values("ocean")["clock jumps"])
-        self.clock -= 500.0
+        self.clock *= self.random.uniform(0.1, 0.9)
         self.client.until(
             lambda: self.tick() or int(self.client.values("ocean")["clock jumps"]) > before, "clock jump"
         )
