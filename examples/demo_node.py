@@ -95,7 +95,6 @@ class Robot:
         self.rclpy, self.node = rclpy, rclpy.create_node("demo")
         self.pieces: list[str] = []
         self.process: subprocess.Popen[bytes] | None = None
-        self.starts = 0
         self.sender = self.node.create_publisher(String, "/ocean/input", 10)
         self.node.create_subscription(String, "/ocean/output", lambda m: self.pieces.append(m.data), 1000)
 
@@ -107,18 +106,24 @@ class Robot:
         parameters = {"model_path": model, "state_path": state, "save_period": 0.0, "reply_tokens": REPLY}
         line = [sys.executable, "-m", "ocean_ros", "--ros-args"]
         line += [word for name, value in parameters.items() for word in ("-p", f"{name}:={value}")]
+        dead = self.readers()  # a killed reader is missed only later
         folders = [str(ROOT / "runtime"), str(PACKAGE), os.environ.get("PYTHONPATH", "")]
         environment = {**os.environ, "ROS_DOMAIN_ID": str(DOMAIN), "PYTHONPATH": os.pathsep.join(folders)}
         with log.open("ab") as file:
             self.process = subprocess.Popen(line, env=environment, stdout=file, stderr=file)
-        self.starts += 1
         self.call(GetState, "get_state", GetState.Request())  # it is there
         for name in ("configure", "activate"):
             transition = Transition(id=getattr(Transition, f"TRANSITION_{name.upper()}"))
             done = self.call(ChangeState, "change_state", ChangeState.Request(transition=transition)).success
             print(f"  {name}: {'done' if done else 'failed'}")
-        # A killed reader is missed only later: until then it counts beside the living one.
-        self.until(lambda: self.sender.get_subscription_count() >= self.starts, "the node's subscription")
+        self.until(lambda: self.readers() - dead, "the node's subscription")
+        self.call(GetState, "get_state", GetState.Request())  # so it knows of our publisher, too
+
+    def readers(self) -> set[bytes]:
+        """Who reads our topic, as far as we know."""
+        return {
+            bytes(info.endpoint_gid) for info in self.node.get_subscriptions_info_by_topic("/ocean/input")
+        }
 
     def kill(self) -> None:
         """kill -9"""

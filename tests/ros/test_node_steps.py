@@ -229,6 +229,14 @@ def test_ros_time_that_jumps_backward(pair: Pair) -> None:
         values = client.values("ocean")
         assert values["clock jumps"] == "1" and values["steps"] == "0", "on_clock_jump: reset"
         assert "ROS time jumped by -9" in pair[1].output
+        # A time that can't be ends neither the clock nor the node.
+        client.until(lambda: tick(-1_000) or client.values("ocean")["failed callbacks"] != "0", "bad clock")
+        assert "the node goes on: ValueError: Seconds value must not be negative" in pair[1].output
+        count, heard = len(everything), int(values["messages received"])
+        send_joints.publish(joints(0.1, 0.2))
+        send_imu.publish(imu(1.0))
+        client.counted("ocean", messages_received=heard + 2)
+        client.until(lambda: tick(20_000) or len(everything) > count, "a step again")
     pair[0].set("ocean", use_sim_time=False)
 
 

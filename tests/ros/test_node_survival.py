@@ -41,9 +41,11 @@ def kill_and_come_back(folder: Path, kills: int) -> list[float]:
     try:
         sender = client.node.create_publisher(Float32MultiArray, "/ocean/input", 10)
         client.node.create_subscription(Float32MultiArray, "/ocean/ocean", outputs.append, 1000)
-        steps = 0
+        steps, dead = 0, set[bytes]()
         for _ in range(kills + 1):
             outputs.clear()
+            client.until(lambda: client.readers("/ocean/input") - dead, "living reader")  # noqa: B023
+            client.meet("ocean")
             client.until(
                 lambda: outputs or sender.publish(Float32MultiArray(data=[1.0, 1.0, 1.0])), "first step"
             )
@@ -56,6 +58,7 @@ def kill_and_come_back(folder: Path, kills: int) -> list[float]:
             began = time.monotonic()
             wait = 2 * PERIOD + generator.uniform(0, 5 * PERIOD)
             client.until(lambda: time.monotonic() > began + wait, "moment")  # noqa: B023
+            dead = client.readers("/ocean/input")
             process.kill()
             client.spin(0.05)  # what it had sent is still to be heard
             steps = restored + len(outputs)

@@ -1,10 +1,12 @@
 """Ten million steps in one process: memory, step time and state at the end as at the start.
 
-`python tests/soak/test_endurance.py [STEPS] [MODEL.onnx]` prints the same as a table.
+`python tests/soak/test_endurance.py [STEPS] [MODEL.onnx]` prints the same as a table. Under `taskset` the second
+half, which another process runs again from a snapshot, takes the other cores.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
 import subprocess
 import sys
@@ -17,6 +19,8 @@ from ocean_runtime import OceanModel, OceanStream
 
 STEPS = 10_000_000
 REPORTS = 20
+PART = 10_000
+"""Steps that are timed together: the quickest such part of a report says little of what else the machine does."""
 TINY = Path(__file__).parent.parent / "fixtures" / "tiny.onnx"
 
 
@@ -31,22 +35,29 @@ def resident_kb() -> int:
     return int(next(line for line in lines if line.startswith("VmRSS")).split()[1])
 
 
-def advance(stream: OceanStream, until: int) -> float:
-    """Step up to that count; microseconds a step."""
+def advance(stream: OceanStream, until: int) -> tuple[float, float]:
+    """Step up to that count; microseconds a step, on average and of the quickest part."""
     size, start, before = stream.model.contract.sizes["inputs"], time.perf_counter(), stream.steps
-    for i in range(before, until):
-        stream.step(token(i, size))
-    return (time.perf_counter() - start) / max(1, until - before) * 1e6
+    quickest = float("inf")
+    while stream.steps < until:
+        began, first = time.perf_counter(), stream.steps
+        for i in range(first, min(first + PART, until)):
+            stream.step(token(i, size))
+        quickest = min(quickest, (time.perf_counter() - began) / (stream.steps - first) * 1e6)
+    return (time.perf_counter() - start) / max(1, until - before) * 1e6, quickest
 
 
 def endure(model_path: Path, steps: int, folder: Path) -> tuple[list[int], list[float], bool, bool]:
-    """Resident kB and microseconds a step at each report, finite at the end, and equal in two halves."""
+    """Resident kB and microseconds a step (the quickest) at each report, finite at the end, equal in two halves."""
     stream = OceanModel.load(model_path).stream()
     memory, times, other = [], [], None
     for i in range(1, REPORTS + 1):
-        times.append(advance(stream, steps * i // REPORTS))
+        mean, quickest = advance(stream, steps * i // REPORTS)
+        times.append(quickest)
         memory.append(resident_kb())
-        print(f"{stream.steps:,}\t{memory[-1]:,} kB\t{times[-1]:.1f} us a step", flush=True)
+        print(
+            f"{stream.steps:,}\t{memory[-1]:,} kB\t{mean:.1f} us a step, quickest {quickest:.1f}", flush=True
+        )
         if i == REPORTS // 2:  # the second half, in another process, from the file
             stream.save(folder / "half")
             command = [sys.executable, __file__, "--from", str(folder / "half"), str(steps), str(model_path)]
@@ -68,13 +79,21 @@ def test_ten_million_steps(tmp_path: Path) -> None:
     assert max(memory[1:]) - memory[1] < 1024
     assert finite
     assert equal
-    first, last = statistics.median(times[1:6]), statistics.median(times[-5:])
-    assert last < 1.5 * first, f"{first:.1f} us a step became {last:.1f}"
+    first, last = drift(times)
+    assert last < 1.2 * first, f"{first:.1f} us a step became {last:.1f}"
+
+
+def drift(times: list[float]) -> tuple[float, float]:
+    """Microseconds a step early and late, each the median of five reports."""
+    return statistics.median(times[1:6]), statistics.median(times[-5:])
 
 
 def main() -> None:
     """The table, or with --from the second half in a process of its own."""
     if sys.argv[1:2] == ["--from"]:
+        others = set(range(os.cpu_count() or 1)) - os.sched_getaffinity(0)
+        if others:
+            os.sched_setaffinity(0, others)
         half, steps, path = Path(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
         stream = OceanModel.load(path).stream()
         stream.restore(half)
@@ -86,7 +105,9 @@ def main() -> None:
     steps = int(sys.argv[1]) if len(sys.argv) > 1 else STEPS
     path = Path(sys.argv[2]) if len(sys.argv) > 2 else TINY
     with tempfile.TemporaryDirectory() as folder:
-        memory, _, finite, equal = endure(path, steps, Path(folder))
+        memory, times, finite, equal = endure(path, steps, Path(folder))
+    early, late = drift(times)
+    print(f"the quickest steps: {early:.1f} us in reports 2 to 6, {late:.1f} us in the last five")
     print(f"memory after the first report: +{max(memory[1:]) - memory[1]} kB at most")
     print(f"state finite: {finite}; equal to two halves through a snapshot, bit for bit: {equal}")
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from ocean_train.checkpoint import load
+from ocean_train.checkpoint import held, load
 
 TEXT = "so shaken as we are, so wan with care, find we a time for frighted peace to pant. " * 8
 
@@ -78,3 +78,17 @@ def test_ocean_train_with_two_processes_is_the_run_with_one(tmp_path: Path) -> N
     for a, b in zip(found.history, expected.history, strict=True):
         assert a == pytest.approx(b, rel=1e-4)
     assert found.optimizer["carried"].shape == expected.optimizer["carried"].shape
+
+
+def test_a_folder_that_is_held_refuses_all_processes(tmp_path: Path) -> None:
+    """Only the first process takes the lock; the others end with it, in a sentence, and don't wait for it."""
+    (tmp_path / "text.txt").write_text(TEXT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["-m", "ocean_train.cli", "--text", str(tmp_path / "text.txt"), "--out", str(tmp_path)]
+    command += ["--batch", "2", "--window", "5", "--width", "8", "--heads", "2"]
+    with held(tmp_path):
+        done = subprocess.run(command, capture_output=True, text=True, env=environment())
+    assert done.returncode != 0
+    assert f"ocean-train: another ocean-train is writing to {tmp_path}" in done.stderr
+    assert "ocean-train: the first process can't write the checkpoint" in done.stderr
+    assert 'ocean_train/cli.py", line' not in done.stderr, "torchrun shows its own traceback, not ours"

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -111,7 +111,15 @@ def train(
     at all, DivergedError after 100 skipped steps on end, or where a save finds weights that are not finite; the
     checkpoint before is then kept.
     """
-    with checkpoints.held(out) if parallel.leads() else nullcontext():
+    with ExitStack() as holding:
+        refused = None
+        try:
+            if parallel.leads():  # the only one that writes
+                holding.enter_context(checkpoints.held(out))
+        except CheckpointError as error:
+            refused = error
+        if parallel.any_says(refused is not None, device):  # or the others would wait for the leader
+            raise refused or CheckpointError("the first process can't write the checkpoint; it says why")
         return _train(settings, data, out, eval_every, save_every, device, stop, say, model)
 
 

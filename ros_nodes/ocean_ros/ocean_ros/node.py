@@ -83,6 +83,8 @@ class OceanNode(LifecycleNode):
         self.label = "unconfigured"
         self.problem = ""
         """Why the last transition failed."""
+        self.failed_callbacks = 0
+        """Errors that reached the executor: messages that ROS itself can't take, or a mistake in the node."""
         self.restored = ""
         """What the last activation did about the state."""
         self.settings, self.inputs, self.outputs = Settings(), dict[str, Input](), dict[str, Output]()

@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
             if configured and not stop:
                 node.trigger_activate()
         while rclpy.ok() and not stop:
-            executor.spin_once(timeout_sec=SPIN)
+            spin(node, executor)
     except ExternalShutdownException:
         pass
     finally:
@@ -50,6 +50,20 @@ def main(arguments: list[str] | None = None) -> int:
         node.destroy_node()
         rclpy.try_shutdown()
     return 0
+
+
+def spin(node: OceanNode, executor: Executor) -> None:
+    """One turn. What a callback raises, such as rclpy's own at a negative /clock, does not end the node."""
+    try:
+        executor.spin_once(timeout_sec=SPIN)
+    except ExternalShutdownException:
+        raise
+    except Exception as error:  # a callback may raise anything
+        node.failed_callbacks += 1
+        node.get_logger().error(
+            f"a callback failed, and the node goes on: {type(error).__name__}: {error}",
+            throttle_duration_sec=1.0,
+        )
 
 
 def make_executor() -> Executor:

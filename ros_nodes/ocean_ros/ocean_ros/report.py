@@ -66,6 +66,7 @@ def report(node: OceanNode) -> DiagnosticStatus:
             "state norm": f"{look.norm:.4g}",
             "age of last save (s)": "never" if saved is None else f"{time.monotonic() - saved:.1f}",
             "failed saves": node.saver.failures if node.saver is not None else 0,
+            "failed callbacks": node.failed_callbacks,
             "last activation": node.restored or "none",
             "on_deactivate": node.settings.on_deactivate,
             "on_gap": node.settings.on_gap,

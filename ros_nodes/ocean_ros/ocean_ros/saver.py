@@ -62,7 +62,7 @@ class Saver:
                 if snapshot.state_id != self._owner:
                     set_aside(self.path, snapshot.state_id)
                 snapshots.write(snapshot, self.path, keep=self.keep)
-            except (SnapshotError, OSError) as error:
+            except Exception as error:  # whatever it was: a thread that ended would save nothing any more
                 self.problem, self.failures = str(error), self.failures + 1
             else:
                 self.problem, self.saved, self.saved_at = "", snapshot, time.monotonic()
