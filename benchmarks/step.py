@@ -44,8 +44,8 @@ SIZES = ("64/2", "128/4", "256/6")
 VOCABULARY = 65
 CONTEXTS = (1, 1_000, 10_000, 100_000)
 PREFILL = 256
-SLOW_TURNS = 2
-"""Turns in which a contender that takes as long as all others together is called."""
+SLOW, SLOW_TURNS = 0.1, 2
+"""A contender that takes more seconds a call is called in so many turns only."""
 TIMES_MADE = 3
 
 
@@ -143,7 +143,8 @@ def _take_turns(
         contender.step()
         start = time.thread_time()
         contender.step()
-        calls[name] = int(np.clip(3e-3 / max(1e-6, time.thread_time() - start), 0, 50))
+        took = max(1e-6, time.thread_time() - start)
+        calls[name] = 0 if took > SLOW else int(np.clip(3e-3 / took, 1, 50))
     end, turn = time.perf_counter() + seconds, 0
     while time.perf_counter() < end or turn < SLOW_TURNS:
         order = list(found) if turn % 2 == 0 else list(reversed(found))
