@@ -38,6 +38,8 @@ def contract_of(checkpoint: Checkpoint, model: OceanTransformer) -> Contract:
         normalisation=observations.normalisation() if observations else None,
         rate_hz=observations.rate_hz if observations else None,
         max_age_s=observations.max_age_s if observations else None,
+        time=observations.time if observations else "",
+        episode=observations.episode if observations else "",
         sizes={
             "width": config.width,
             "layers": config.layers,

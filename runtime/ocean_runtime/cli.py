@@ -18,7 +18,14 @@ from ocean_runtime.describe import describe
 from ocean_runtime.errors import OceanError
 from ocean_runtime.model import OceanModel
 from ocean_runtime.prefill import STEPS
-from ocean_runtime.rows import MISSING_POLICIES, observation_of, read_source, step_rows, write_rows
+from ocean_runtime.rows import (
+    MISSING_POLICIES,
+    longest_gap,
+    observation_of,
+    read_source,
+    step_rows,
+    write_rows,
+)
 from ocean_runtime.snapshot import generations
 from ocean_runtime.stream import OceanStream
 from ocean_runtime.text import generate, read_text, tokenizer_of
@@ -43,11 +50,11 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         return _run(model, args)
     except OceanError as error:
-        print(f"ocean-run: {error}", file=sys.stderr)
+        _say(str(error))
         return 1
     except OSError as error:
         if not isinstance(error, BrokenPipeError):  # then whoever read our output has gone, e.g. `| head`
-            print(f"ocean-run: the output can't be written: {error.strerror}", file=sys.stderr)
+            _say(f"the output can't be written: {error.strerror}")
         with contextlib.suppress(OSError):  # what is still buffered must not fail again at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -94,7 +101,17 @@ def _parser() -> argparse.ArgumentParser:
         choices=MISSING_POLICIES,
         help="a row's missing value: the last one in its place (default), or stop there",
     )
-    parser.add_argument("--episode", metavar="COLUMN", help="of a CSV: start anew where this column changes")
+    parser.add_argument(
+        "--episode",
+        metavar="COLUMN",
+        help="of a CSV: start anew where this column changes (training's, if not given)",
+    )
+    parser.add_argument(
+        "--time",
+        metavar="COLUMN",
+        help="of a CSV: the time, in s or in its unit [ms], [us], [ns]; start anew after a gap longer than in "
+        "training (training's column, if not given)",
+    )
     parser.add_argument("--info", action="store_true", help="say what the model is, and stop")
     parser.add_argument("--version", action="version", version=f"oceanstate {__version__}")
     return parser
@@ -121,7 +138,7 @@ def _run(model: OceanModel, args: argparse.Namespace) -> int:
     stream = model.stream()
     reads_text = model.contract.kind == "tokens"
     (tokenizer_of if reads_text else observation_of)(stream)
-    for option in ("missing", "episode") if reads_text else ("generate",):
+    for option in ("missing", "episode", "time") if reads_text else ("generate",):
         if getattr(args, option) is not None:
             raise OceanError(
                 f"--{option} means nothing to this model: it reads {'text' if reads_text else 'rows'}"
@@ -130,29 +147,33 @@ def _run(model: OceanModel, args: argparse.Namespace) -> int:
         raise OceanError(f"the state can't be saved to {args.state}: there is no such folder")
     if args.state is not None and generations(args.state):
         stream.restore(args.state)
-        print(f"ocean-run: going on from step {stream.steps:,} in {args.state}", file=sys.stderr)
+        _say(f"going on from step {stream.steps:,} in {args.state}")
     with _Stop() as stop:
         try:
             if reads_text:
                 _read(stream, args, stop)
                 _write(stream, args, stop)
             else:
-                rows = read_source(stream, args.text, lambda: _chunks(args.text, stop), args.episode)
+                columns = args.episode, args.time
+                rows = read_source(stream, args.text, lambda: _chunks(args.text, stop), *columns, _say)
                 # What was read is stepped and written, also when a signal asks to stop.
                 rows = takewhile(lambda _: not stop.asked, rows)
-                ahead = (
-                    STEPS
-                    if args.text != "-" and (Path(args.text).is_file() or Path(args.text).is_dir())
-                    else 1
-                )
-                write_rows(
-                    stream, step_rows(stream, rows, args.missing or MISSING_POLICIES[0], ahead), sys.stdout
-                )
+                on_disk = args.text != "-" and (Path(args.text).is_file() or Path(args.text).is_dir())
+                limit = longest_gap(stream, args.text)
+                missing = args.missing or MISSING_POLICIES[0]
+                results = step_rows(stream, rows, missing, limit, STEPS if on_disk else 1)
+                write_rows(stream, results, sys.stdout)
+                if strange := stream.counters.out_of_range:
+                    _say(f"{strange:,} rows had a value outside the training data's range")
         finally:
             if args.state is not None:
                 stream.save(args.state)
-                print(f"ocean-run: saved step {stream.steps:,} to {args.state}", file=sys.stderr)
+                _say(f"saved step {stream.steps:,} to {args.state}")
     return 0
+
+
+def _say(line: str) -> None:
+    print(f"ocean-run: {line}", file=sys.stderr)
 
 
 def _read(stream: OceanStream, args: argparse.Namespace, stop: _Stop) -> None:
@@ -170,7 +191,7 @@ def _read(stream: OceanStream, args: argparse.Namespace, stop: _Stop) -> None:
         loss = "\t" if step.loss is None else f"{step.loss:.4f}\t{total / count:.4f}"
         print(f"{step.step}\t{step.text!r}\t{loss}", flush=True)
     if count:
-        print(f"ocean-run: read {count:,} predicted tokens at {total / count:.4f} nats each", file=sys.stderr)
+        _say(f"read {count:,} predicted tokens at {total / count:.4f} nats each")
 
 
 def _write(stream: OceanStream, args: argparse.Namespace, stop: _Stop) -> None:

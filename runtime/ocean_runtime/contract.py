@@ -122,6 +122,10 @@ class Contract:
     """Steps a second in the training data, where it has a rate."""
     max_age_s: float | None = None
     """How long the last value of each source was held in the training data before the episode ended."""
+    time: str = ""
+    """The column of the clock in the training data, with its unit, where gaps in it ended episodes: `stamp [s]`."""
+    episode: str = ""
+    """The column that said whose a row was in the training data: where it changed, an episode began."""
     sizes: Mapping[str, int] = field(default_factory=dict)
     precision: str = "fp32"
     opset: int = 0
@@ -148,7 +152,7 @@ class Contract:
         for name in (*_twice(names), *_twice(names_out)):
             raise ContractError(f"the contract names {name!r} twice")
         elements = [e.name for t in self.inputs + self.outputs for e in t.elements]
-        for name in (self.state_id, self.precision, *names, *names_out, *elements):
+        for name in (self.state_id, self.precision, self.time, self.episode, *names, *names_out, *elements):
             if not name.isprintable():
                 raise ContractError(f"the contract has a name that can't be printed, {name!r}")
         for tensor in self.inputs + self.outputs:
@@ -259,6 +263,8 @@ _EXPECTED: dict[str, tuple[type, ...]] = {
     "constant": (int, float, type(None)),
     "rate_hz": (int, float, type(None)),
     "max_age_s": (int, float, type(None)),
+    "time": (str,),
+    "episode": (str,),
     "reference": (int, float),
     "unit": (str,),
     "low": (int, float, type(None)),

@@ -186,8 +186,11 @@ def faulty_rows(bad: Array, axis: int | None) -> Array | None:
 
 def _range(tensor: Tensor) -> tuple[Array | None, Array | None]:
     """The training data's range along the last axis, less references; both None where no element has one."""
-    if all(e.low is None and e.high is None for e in tensor.elements):
+    limited = any(e.low is not None or e.high is not None for e in tensor.elements)
+    if not limited or np.dtype(DTYPES[tensor.dtype]).kind != "f":  # only floats are looked at
         return None, None
     low = [-np.inf if e.low is None else e.low - e.reference for e in tensor.elements]
     high = [np.inf if e.high is None else e.high - e.reference for e in tensor.elements]
-    return np.array(low), np.array(high)
+    # Rounded as an input is: the training data's own extremes must not fall outside of them.
+    with np.errstate(over="ignore"):
+        return np.array(low).astype(DTYPES[tensor.dtype]), np.array(high).astype(DTYPES[tensor.dtype])

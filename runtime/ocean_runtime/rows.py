@@ -1,4 +1,8 @@
-"""Observations through a stream, row by row: CSV or a bag in, CSV out."""
+"""Observations through a stream, row by row: CSV or a bag in, CSV out.
+
+An episode begins by the rules of training: where the episode's column changes, where the clock goes backwards
+or leaves a gap longer than the maximum age; a row that repeats the time before it is passed over.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +10,22 @@ import csv
 import io
 import math
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, Literal, NamedTuple, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ocean_runtime.bags import MAX_AGE_S, is_bag, open_bag, read_rows
-from ocean_runtime.contract import Tensor
-from ocean_runtime.errors import InputError
+from ocean_runtime.contract import Element, Tensor
+from ocean_runtime.errors import InputError, SnapshotError
 from ocean_runtime.sampling import log_softmax
 from ocean_runtime.stream import OceanStream
-from ocean_runtime.tables import Row, Table, label
+from ocean_runtime.tables import Row, Table, element, label
 
 Missing = Literal["hold", "refuse"]
 MISSING_POLICIES: tuple[Missing, ...] = ("hold", "refuse")
-
-Stepped = tuple[Row, NDArray[Any] | None]
-"""A row with what its step is given, or gave; None where there is no step."""
 
 
 def observation_of(stream: OceanStream) -> Tensor:
@@ -35,53 +37,155 @@ def observation_of(stream: OceanStream) -> Tensor:
     return given[0]
 
 
+@dataclass
+class Place:
+    """Where a stream of rows has come to: all that the next row's fate depends on, besides the ocean."""
+
+    held: list[float]
+    """The last value of each element in this episode, NaN where there was none."""
+    episode: str | None = None
+    """Of the last row; None where the next one goes on with whatever the state is of."""
+    time: float | None = None
+    """Of the last row, seconds."""
+
+    @classmethod
+    def of(cls, stream: OceanStream) -> Place:
+        """Where the stream's `context` says, which a snapshot carries; raises SnapshotError where it is no place."""
+        elements = observation_of(stream).elements
+        found = stream.context.get("rows")
+        if found is None:
+            return cls([math.nan] * len(elements))
+        try:
+            held = [math.nan if value is None else float(value) for value in found["held"]]
+            episode = None if found["episode"] is None else str(found["episode"])
+            place = cls(held, episode, None if found["time"] is None else float(found["time"]))
+        except (KeyError, TypeError, ValueError, OverflowError):
+            place = None
+        if place is None or len(place.held) != len(elements) or any(map(math.isinf, place.held)):
+            raise SnapshotError(
+                f"the snapshot does not hold the last value of each of the {len(elements)} elements; restore "
+                "an older one or reset"
+            )
+        return place
+
+    def keep(self, stream: OceanStream) -> None:
+        """Leave it with the stream, for the next snapshot."""
+        held = [None if math.isnan(value) else value for value in self.held]
+        stream.context = {"rows": {"held": held, "episode": self.episode, "time": self.time}}
+
+
 def read_source(
-    stream: OceanStream, source: str, chunks: Callable[[], Iterable[bytes]], episode: str | None = None
+    stream: OceanStream,
+    source: str,
+    chunks: Callable[[], Iterable[bytes]],
+    episode: str | None = None,
+    time: str | None = None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Row]:
     """The model's elements, by name, from a bag at `source`, or else from the CSV that `chunks()` gives.
 
-    A bag is brought to the contract's rate as in training. `episode` names a CSV's column.
+    A bag is brought to the contract's rate as in training. `episode` and `time` name a CSV's columns; where they
+    are not given they are those of training; where this CSV has none, `say` is told so.
     """
     contract, wanted = stream.model.contract, observation_of(stream).elements
     path = Path(source)
     if source == "-" or not is_bag(path):
-        yield from Table(chunks(), "standard input" if source == "-" else source).rows(wanted, episode)
+        table = Table(chunks(), "standard input" if source == "-" else source)
+        columns = (
+            _column(table, episode, contract.episode, "changes", say),
+            _column(table, time, contract.time, "gaps", say),
+        )
+        yield from table.rows(wanted, *columns)
         return
+    if episode is not None or time is not None:
+        raise InputError(
+            "a bag has its own clock, and its gaps end its episodes: leave out --time and --episode"
+        )
     if contract.rate_hz is None:
         raise InputError("this model states no rate, so a bag can't be brought to it; give it rows of CSV")
     with open_bag(path) as bag:
-        yield from read_rows(bag, wanted, contract.rate_hz, contract.max_age_s or MAX_AGE_S)
+        name = Place.of(stream).episode or ""  # the clock says whether the first row goes on
+        number = "1"
+        for row in read_rows(bag, wanted, contract.rate_hz, contract.max_age_s or MAX_AGE_S):
+            if row.episode != number:
+                number, name = row.episode, f"{row.time}"
+            yield row._replace(episode=name)
+
+
+def _column(
+    table: Table, asked: str | None, trained: str, what: str, say: Callable[[str], None]
+) -> Element | None:
+    """The column whose `what` end an episode: the one asked for, else the one of training, where it is there."""
+    if asked is not None:
+        return element(asked)
+    column = element(trained) if trained else None
+    if column is not None and not table.has(column):
+        say(
+            f"{table.name} has no column {column.name!r}, whose {what} ended episodes in training: none end here"
+        )
+        return None
+    return column
+
+
+def longest_gap(stream: OceanStream, source: str) -> float:
+    """Seconds that may lie between two rows of one episode: the maximum age, in a bag at least the next row."""
+    contract = stream.model.contract
+    age = contract.max_age_s or MAX_AGE_S
+    reads_bag = source != "-" and is_bag(Path(source)) and contract.rate_hz is not None
+    return max(age, 1.5 / contract.rate_hz) if reads_bag and contract.rate_hz else age
 
 
 def step_rows(
-    stream: OceanStream, rows: Iterable[Row], missing: Missing = "hold", ahead: int = 1
-) -> Iterator[Stepped]:
+    stream: OceanStream,
+    rows: Iterable[Row],
+    missing: Missing = "hold",
+    max_age_s: float | None = None,
+    ahead: int = 1,
+) -> Iterator[tuple[Row, NDArray[Any] | None]]:
     """Step once a row: the row, and the model's output for it.
 
-    The state starts anew where the rows' episode changes. A missing value (NaN, infinite) is the last one
-    of its element in this episode (`hold`), or an InputError (`refuse`); while an element has had none yet,
-    no step is taken and the output is None.
+    The state starts anew where an episode begins (the module's docstring has the rules; without `max_age_s` the
+    clock has no part in them). A missing value (NaN, infinite) is the last one of its element in this episode
+    (`hold`), or an InputError (`refuse`). Without an output, and a step, is a row of which an element has had no
+    value yet, and one that repeats the time before it.
+
+    A stream that was restored goes on as if it had never stopped: its `Place` is in its context.
 
     ahead: rows that may be read before the first of them is stepped, so that the prefill graph can take them in
     one call; 1 for rows that are still to come.
     """
-    episode: str | None = None
-    for group in _groups(_inputs(stream, rows, missing), ahead):
-        if episode is not None and group[0][0].episode != episode:
+    for group in _groups(_planned(stream, rows, missing, max_age_s), ahead):
+        if group[0].begins:
             stream.reset()
-        episode = group[0][0].episode
-        xs = [x for _, x in group if x is not None]
-        outputs = iter(stream.run_at_once(xs) or map(stream.step, xs))
-        for row, x in group:
-            yield row, None if x is None else next(outputs)
+        made = stream.run_at_once([item.x for item in group if item.x is not None])
+        if made:
+            group[-1].place.keep(stream)
+        outputs = iter(made or ())
+        for row, x, _, place in group:
+            output = None if x is None else next(outputs) if made else stream.step(x)
+            if not made:  # after the step: where it was refused, the same row may come again
+                place.keep(stream)
+            yield row, output
 
 
-def _groups(inputs: Iterable[Stepped], ahead: int) -> Iterator[list[Stepped]]:
+class _Planned(NamedTuple):
+    """What is to be done about a row."""
+
+    row: Row
+    x: NDArray[Any] | None
+    """What its step is given; None where there is no step."""
+    begins: bool
+    """Whether an episode begins with it."""
+    place: Place
+    """Where the stream is once it is done."""
+
+
+def _groups(planned: Iterable[_Planned], ahead: int) -> Iterator[list[_Planned]]:
     """Rows of one episode, at most `ahead` together; what comes before a row at fault comes before its error."""
-    group: list[Stepped] = []
+    group: list[_Planned] = []
     try:
-        for item in inputs:
-            if group and item[0].episode != group[0][0].episode:
+        for item in planned:
+            if group and item.begins:
                 yield group
                 group = []
             group.append(item)
@@ -96,16 +200,18 @@ def _groups(inputs: Iterable[Stepped], ahead: int) -> Iterator[list[Stepped]]:
         yield group
 
 
-def _inputs(stream: OceanStream, rows: Iterable[Row], missing: Missing) -> Iterator[Stepped]:
-    """Each row with what its step is given: no missing values, or None while there is nothing to hold."""
+def _planned(
+    stream: OceanStream, rows: Iterable[Row], missing: Missing, max_age_s: float | None
+) -> Iterator[_Planned]:
+    """Each row with what its step is given, and whether it begins an episode."""
     elements = observation_of(stream).elements
-    held = [math.nan] * len(elements)
-    episode: str | None = None
+    place = Place.of(stream)
     for row in rows:
-        if row.episode != episode:
-            held = [math.nan] * len(elements)
-        episode = row.episode
-        held = [v if math.isfinite(v) else h for v, h in zip(row.values, held, strict=True)]
+        begins = place.episode is not None and row.episode != place.episode
+        elapsed = None
+        if max_age_s is not None and row.time is not None and place.time is not None:
+            elapsed = row.time - place.time
+            begins = begins or elapsed < 0 or elapsed > max_age_s
         if missing == "refuse":
             for item, found in zip(elements, row.values, strict=True):
                 if not math.isfinite(found):
@@ -113,10 +219,15 @@ def _inputs(stream: OceanStream, rows: Iterable[Row], missing: Missing) -> Itera
                         f"row {row.number} has no finite {item.name!r} ({found}); give --missing hold to take "
                         "the last one in its place"
                     )
-        yield row, None if any(map(math.isnan, held)) else np.array(held)
+        held = [math.nan] * len(elements) if begins else place.held
+        values = [v if math.isfinite(v) else h for v, h in zip(row.values, held, strict=True)]
+        repeats = elapsed == 0 and not begins
+        x = None if repeats or any(map(math.isnan, values)) else np.array(values)
+        place = Place(values, row.episode, row.time)
+        yield _Planned(row, x, begins, place)
 
 
-def write_rows(stream: OceanStream, results: Iterable[Stepped], out: TextIO) -> int:
+def write_rows(stream: OceanStream, results: Iterable[tuple[Row, NDArray[Any] | None]], out: TextIO) -> int:
     """Write each output as a line of CSV, at once; how many steps were taken.
 
     The columns: `row`, `time` in seconds where the rows have one, then the output's elements; for classes

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,6 +57,8 @@ class Snapshot:
     """Of the model that it was taken from; any precision of the same `state_id` goes on from it."""
     runtime: str = ""
     """Version of the runtime that wrote it."""
+    context: Mapping[str, Any] = field(default_factory=dict)
+    """JSON values that whoever feeds the stream needs to go on: of rows, the last values and their time."""
 
 
 class Restored(NamedTuple):
@@ -155,6 +157,7 @@ def to_bytes(saved: Snapshot) -> bytes:
         "monotonic": saved.monotonic,
         "precision": saved.precision,
         "runtime": ocean_runtime.__version__,
+        "context": dict(saved.context),
     }
     about["checksum"] = _checksum(tensors, about)
     return safetensors.numpy.save(tensors, metadata={_METADATA_KEY: json.dumps(about)})
@@ -189,6 +192,7 @@ def from_bytes(content: bytes) -> Snapshot:
             monotonic=float(about.get("monotonic", 0.0)),
             precision=str(about.get("precision", "")),
             runtime=str(about.get("runtime", "")),
+            context=dict(about.get("context", {})),
         )
     except SnapshotError:
         raise

@@ -90,6 +90,8 @@ class OceanStream:
         plan = Plan(model, batch)
         self._now = _Now(plan, 0, plan.initial_state(), {})
         self._valid: Array = np.ones(plan.rows, bool)
+        self.context: dict[str, Any] = {}
+        """JSON values that whoever feeds the stream needs to go on: a snapshot carries them, `reset` clears them."""
 
     @property
     def model(self) -> OceanModel:
@@ -202,7 +204,7 @@ class OceanStream:
         try:
             plan, steps, state, predictions = self._now
             if rows is None:
-                self._now = _Now(plan, 0, plan.initial_state(), {})
+                self._now, self.context = _Now(plan, 0, plan.initial_state(), {}), {}
             else:
                 chosen = self._chosen(rows)
                 self._now = _Now(
@@ -229,6 +231,7 @@ class OceanStream:
             saved_at=time.time(),
             monotonic=time.monotonic(),
             precision=contract.precision,
+            context=self.context,
         )
 
     def resume(self, saved: snapshots.Snapshot) -> None:
@@ -236,6 +239,7 @@ class OceanStream:
         self._acquire()
         try:
             self._now = self._taken(saved, self._now.plan)
+            self.context = dict(saved.context)
         finally:
             self._lock.release()
 
@@ -273,6 +277,7 @@ class OceanStream:
                 kept = model.contract.state_id == self.model.contract.state_id
                 now = self._taken(self.snapshot(), plan) if kept else _Now(plan, 0, plan.initial_state(), {})
                 self._counters, self._now = self.counters, now
+                self.context = self.context if kept else {}
             finally:
                 self._swapping = False
         if not kept:

@@ -18,6 +18,8 @@ from ocean_runtime.contract import Element
 from ocean_runtime.errors import InputError
 
 MISSING = frozenset({"", "nan", "na", "n/a", "null", "none"})
+SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+"""Units that a column of times may have."""
 MAX_LINE_CHARACTERS = 1 << 20
 _NAMED = re.compile(r"\s*(.*?)\s*(?:\[([^\[\]]*)\])?\s*")
 _INDEX = re.compile(r"\d+(:\d+)?")
@@ -31,7 +33,7 @@ class Row(NamedTuple):
     time: float | None
     """Seconds, where the source has a clock."""
     episode: str
-    """Whose it is: the state starts anew where this changes."""
+    """Whose it is: an episode begins where this changes."""
     values: list[float]
     """One number an element; NaN where it is missing."""
 
@@ -47,6 +49,13 @@ def element(text: str) -> Element:
 def label(item: Element) -> str:
     """What `element` reads back."""
     return f"{item.name} [{item.unit}]" if item.unit else item.name
+
+
+def seconds(column: Element) -> float:
+    """What a number in a column of times is worth in seconds; raises InputError for a unit that is none."""
+    if column.unit not in SECONDS:
+        raise InputError(f"the time is in {column.unit!r}; it may be in s, ms, us or ns")
+    return SECONDS[column.unit]
 
 
 def number(cell: str) -> float:
@@ -67,8 +76,8 @@ class Table:
         self.name = name
         self.lines = _lines(chunks, name)
         """Those that nobody has read yet."""
-        first = next(self.lines, "")
-        if not first.strip():
+        first = next((line for line in self.lines if not line.isspace()), "")
+        if not first:
             raise InputError(f"{name} is empty; its first line must name the columns")
         self.separator = next((s for s in ",;\t" if s in first), ",")
         self.columns = tuple(element(cell) for cell in self._read([first]))
@@ -92,8 +101,8 @@ class Table:
                 return
             except csv.Error as error:
                 raise InputError(f"{self.name} row {count + 1} is not CSV: {error}") from None
-            if not cells:
-                continue  # an empty line
+            if not cells or (len(cells) == 1 and cells[0].isspace()):
+                continue  # an empty line, or one of blanks
             count += 1
             if len(cells) != len(self.columns):
                 raise InputError(
@@ -115,13 +124,30 @@ class Table:
         known = ", ".join(column.name for column in self.columns)
         raise InputError(f"{self.name} has no column {wanted.name!r}; its columns are {known}")
 
-    def rows(self, wanted: Sequence[Element], episode: str | None = None) -> Iterator[Row]:
-        """The wanted columns of each row, found by name; a column `episode` says whose the row is."""
+    def has(self, wanted: Element) -> bool:
+        """Whether a column has that name."""
+        return any(column.name == wanted.name for column in self.columns)
+
+    def rows(
+        self, wanted: Sequence[Element], episode: Element | None = None, time: Element | None = None
+    ) -> Iterator[Row]:
+        """The wanted columns of each row, found by name; the column `episode` says whose it is, `time` when it was.
+
+        Raises InputError where a column is missing or a row has no time.
+        """
         indices = [self.find(item) for item in wanted]
-        whose = None if episode is None else self.find(Element(episode))
+        whose = None if episode is None else self.find(episode)
+        clock = None if time is None else self.find(time)
+        scale = 1.0 if clock is None else seconds(self.columns[clock])
         for count, cells in self.cells():
             values = [self.value(count, cells, index) for index in indices]
-            yield Row(count, None, "" if whose is None else cells[whose].strip(), values)
+            now = None if clock is None else scale * self.value(count, cells, clock)
+            if now is not None and not math.isfinite(now):
+                raise InputError(
+                    f"{self.name} row {count} has no time in column {self.columns[clock or 0].name!r}; fill it "
+                    "in, or leave such rows out"
+                )
+            yield Row(count, now, "" if whose is None else cells[whose].strip(), values)
 
     def value(self, count: int, cells: list[str], index: int) -> float:
         """One cell's number; raises InputError where it holds something else."""

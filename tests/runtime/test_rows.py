@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import subprocess
 from collections.abc import Callable
@@ -11,10 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bag_writer import imu, joints, write_bag
-from ocean_runtime import InputError, OceanModel
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ocean_runtime import InputError, OceanModel, SnapshotError
 from ocean_runtime.bags import open_bag, read_rows
 from ocean_runtime.rows import step_rows
 from ocean_runtime.sampling import log_softmax
+from ocean_runtime.snapshot import from_bytes, to_bytes
 from ocean_runtime.tables import Row, label
 
 Run = Callable[..., subprocess.CompletedProcess[bytes]]
@@ -146,6 +150,123 @@ def test_a_new_episode_starts_anew(activity: OceanModel) -> None:
     outputs = [output for _, output in step_rows(activity.stream(), rows)]
     np.testing.assert_array_equal(outputs[0], outputs[2])
     assert outputs[3] is None  # no value is held across episodes
+
+
+def times_of(*times: float) -> list[Row]:
+    return [Row(i + 1, t, "", [0.3 * i, 1.0]) for i, t in enumerate(times)]
+
+
+def test_gaps_and_a_clock_that_goes_back_start_anew_and_a_repeated_time_is_passed_over(
+    activity: OceanModel,
+) -> None:
+    rows = times_of(0.0, 0.5, 0.5, 1.0, 1.75, 1.0)
+    outputs = [output for _, output in step_rows(activity.stream(), rows, max_age_s=0.5)]
+    assert outputs[2] is None
+    whole = activity.stream().run([rows[i].values for i in (0, 1, 3)])
+    np.testing.assert_array_equal(np.stack([outputs[i] for i in (0, 1, 3)]), whole)  # type: ignore[arg-type]
+    for i in (4, 5):
+        np.testing.assert_array_equal(outputs[i], activity.stream().step(rows[i].values))
+
+
+def test_a_row_that_was_refused_may_come_again(activity: OceanModel) -> None:
+    stream = activity.stream()
+    rows = times_of(0.0, 0.1, 0.2)
+    broken = [rows[0], rows[1]._replace(values=[1e300, 1.0])]
+    with pytest.raises(InputError):
+        list(step_rows(stream, broken, max_age_s=0.5))
+    rest = [output for _, output in step_rows(stream, rows[1:], max_age_s=0.5)]
+    np.testing.assert_array_equal(rest, activity.stream().run([row.values for row in rows])[1:])
+
+
+@given(st.data())
+@settings(deadline=None)
+def test_a_restored_stream_of_rows_goes_on_as_if_it_had_never_stopped(
+    activity: OceanModel, data: st.DataObject
+) -> None:
+    cell = st.sampled_from([0.5, -1.0, 2.0, np.nan, np.inf])
+    step = st.sampled_from([0.1, 0.3, 0.0, 2.0, -1.0])
+    drawn = data.draw(st.lists(st.tuples(cell, cell, step, st.sampled_from("aab")), min_size=1, max_size=12))
+    clock = data.draw(st.booleans())
+    times = np.cumsum([d[2] for d in drawn]).tolist()
+    rows = [
+        Row(i + 1, t if clock else None, d[3], [d[0], d[1]])
+        for i, (d, t) in enumerate(zip(drawn, times, strict=True))
+    ]
+    whole = [output for _, output in step_rows(activity.stream(), rows, max_age_s=0.5)]
+    cut = data.draw(st.integers(0, len(rows)))
+    first, second = activity.stream(), activity.stream()
+    parts = [output for _, output in step_rows(first, rows[:cut], max_age_s=0.5)]
+    second.resume(from_bytes(to_bytes(first.snapshot())))
+    parts += [output for _, output in step_rows(second, rows[cut:], max_age_s=0.5)]
+    for a, b in zip(whole, parts, strict=True):
+        assert (a is None and b is None) or np.array_equal(a, b)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        {"rows": {"held": [1.0], "episode": None, "time": None}},
+        {"rows": {"held": [1.0, "x"], "episode": None, "time": None}},
+        {"rows": {"held": [1.0, 1e999], "episode": None, "time": None}},
+        {"rows": [1, 2]},
+    ],
+)
+def test_a_context_that_is_not_of_these_rows_is_refused(
+    activity: OceanModel, context: dict[str, object]
+) -> None:
+    stream = activity.stream()
+    stream.resume(dataclasses.replace(stream.snapshot(), context=context))
+    with pytest.raises(SnapshotError, match="last value of each of the 2 elements"):
+        list(step_rows(stream, rows_of([1.0, 2.0])))
+
+
+def test_the_command_holds_a_value_over_a_restart(command: Run, activity: OceanModel, tmp_path: Path) -> None:
+    heading, *rows = as_csv(activity, recording(12)[:, :2]).splitlines()
+    rows = ["stamp [ms]," + heading] + [
+        f"{100 * i}," + (row if i % 3 else "," + row.split(",")[1]) for i, row in enumerate(rows, 1)
+    ]
+    whole = command(RUN, ACTIVITY, "--time", "stamp", stdin="\n".join(rows).encode())
+    found = []
+    for part in (rows[:6], [rows[0], *rows[6:]]):
+        asked = ["--time", "stamp", "--state", tmp_path / "state"]
+        done = command(RUN, ACTIVITY, *asked, stdin="\n".join(part).encode())
+        found += [list(line.values())[1:] for line in lines(done)]
+    assert found == [list(line.values())[1:] for line in lines(whole)]
+
+
+def test_a_time_that_is_missing_or_of_no_unit_is_refused(command: Run, activity: OceanModel) -> None:
+    heading = as_csv(activity, recording(0)[:, :2]).strip()
+    for clock, row, message in (
+        ("stamp", ",1,2", "row 1 has no time in column 'stamp'"),
+        ("stamp [h]", "1,1,2", "the time is in 'h'"),
+        ("other", "1,1,2", "no column 'stamp'; its columns are other"),
+    ):
+        done = command(RUN, ACTIVITY, "--time", "stamp", stdin=f"{clock},{heading}\n{row}\n".encode())
+        assert done.returncode == 1 and message in done.stderr.decode()
+        assert len(done.stderr.decode().splitlines()) == 1
+
+
+def test_a_second_bag_goes_on_where_its_clock_follows_the_first(
+    command: Run, activity: OceanModel, tmp_path: Path
+) -> None:
+    def bag(name: str, start: float, end: float) -> Path:
+        times = np.arange(round(start * 50), round(end * 50)) / 50
+        messages = [(t, "/imu", imu((np.sin(t), 0.0, 0.0))) for t in times]
+        messages += [(t, "/joint_states", joints([0.0, t])) for t in times]
+        return write_bag(tmp_path / name, sorted(messages, key=lambda m: m[0]), "mcap")
+
+    def steps(path: Path) -> str:
+        done = command(RUN, ACTIVITY, path, "--state", tmp_path / "state")
+        assert done.returncode == 0, done.stderr.decode()
+        return done.stderr.decode().splitlines()[-1]
+
+    first, second, later = bag("a", 0, 2), bag("b", 2, 4), bag("c", 60, 62)
+    assert "saved step 40" in steps(first) and "saved step 80" in steps(second)
+    assert "saved step 40" in steps(later) and "saved step 40" in steps(
+        later
+    )  # a gap; a clock that goes back
+    done = command(RUN, ACTIVITY, first, "--time", "stamp")
+    assert done.returncode == 1 and "a bag has its own clock" in done.stderr.decode()
 
 
 def test_state_goes_on_over_two_calls(command: Run, activity: OceanModel, tmp_path: Path) -> None:

@@ -178,6 +178,8 @@ def _run(args: argparse.Namespace, received: list[int]) -> int:
     data: Data | Sensors
     if args.log:
         data = features.prepare(read_log(_request(args)), args.validate_on)
+        if not args.features:
+            features.refuse_clock(data)
     else:
         corpus = load_corpus(args.corpus, args.text)
         data = prepare(corpus, settings.tokenizer, settings.vocabulary, settings.batch, settings.window)
@@ -232,6 +234,7 @@ def _request(args: argparse.Namespace) -> Request:
 
 def _describe(settings: Settings, data: Data | Sensors) -> str:
     from ocean_train.batches import Data
+    from ocean_train.preview import remarks
 
     if isinstance(data, Data):
         train, validation = len(data.training), len(data.validation)
@@ -246,6 +249,7 @@ def _describe(settings: Settings, data: Data | Sensors) -> str:
             f"{validation:,} of {len(data.validation.names)} to validate; {len(data.log.features)} features, "
             f"target: {data.log.target}"
         )
+        line = "\n       ".join([line, *remarks(data)])
     return (
         f"{line}\n"
         f"model  {settings.model}, width {settings.width}, {settings.layers} layers, {settings.heads} heads; "

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -30,6 +31,8 @@ VALIDATION_SHARE = 0.1
 BLOCK_ROWS = 65_536
 ROOM = 1e-3
 """A column has too little room in float32 where its rounding there exceeds this share of its changes."""
+
+CLOCK = re.compile(r"time|stamp|clock|epoch|(?<![a-z])(t|ts|utc|date)(?![a-z])")
 
 Whole = NDArray[np.int64]
 
@@ -59,6 +62,11 @@ class Column:
     change_std: float
     rises: bool
     """Whether it never falls within an episode, as a time or a counter does."""
+
+    @property
+    def is_clock(self) -> bool:
+        """Whether it is a time by its name, and never falls."""
+        return self.rises and CLOCK.search(self.element.name.lower()) is not None
 
 
 @dataclass(frozen=True)
@@ -117,10 +125,23 @@ def prepare(log: Log, validate_on: Sequence[str] = ()) -> Sensors:
     elif log.target == "columns":
         outputs = tuple(c.element for c in columns[M:])
         wanted = Scaling(tuple(c.mean for c in columns[M:]), tuple(c.std or 1.0 for c in columns[M:]))
-    observations = Observations(log.target, features, outputs, given, wanted, log.rate_hz, log.max_age_s)
+    observations = Observations(
+        log.target, features, outputs, given, wanted, log.rate_hz, log.max_age_s, log.time, log.episode
+    )
     about = f"{log.sha256} {validation.names} {log.target}"
     log = dataclasses.replace(log, sha256=hashlib.sha256(about.encode()).hexdigest())
     return Sensors(log, observations, columns, training, validation)
+
+
+def refuse_clock(data: Sensors) -> None:
+    """Raises LogError where a feature that nobody named is the log's clock: a model would learn its past values."""
+    for column in data.columns[: len(data.log.features)]:
+        if column.is_clock:
+            name = column.element.name
+            raise LogError(
+                f"{name!r} never falls and is named like a time, which is no observation: give --time {name} so "
+                "that its gaps end episodes, or name the --features to read, with it if it is meant to be one"
+            )
 
 
 def split(log: Log, validate_on: Sequence[str]) -> tuple[Episodes, Episodes]:

@@ -21,14 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 from ocean_runtime.bags import MAX_AGE_S, Arrival, arrivals, is_bag, open_bag, parse_field, synchronise
 from ocean_runtime.contract import Element
-from ocean_runtime.tables import Table, element, number
+from ocean_runtime.tables import Table, element, label, number, seconds
 
 from ocean_train.observations import Array, Target
 from ocean_train.spool import BLOCK_ROWS, Block, Findings, LogError, Spool
 
 CHUNK_BYTES = 1 << 16
 PERIODS_KEPT = 10_000
-SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 
 
 @dataclass(frozen=True)
@@ -77,6 +76,9 @@ class Log:
     episodes: tuple[str, ...]
     rate_hz: float | None
     max_age_s: float | None
+    time: str
+    """The column of the time with its unit, and the one of the episode; empty where none was named."""
+    episode: str
     findings: Findings
 
 
@@ -87,6 +89,8 @@ class _Layout:
     request: Request
     features: tuple[Element, ...]
     targets: tuple[Element, ...]
+    time: str = ""
+    """The column of the time, with its unit."""
 
     @property
     def numeric(self) -> tuple[Element, ...]:
@@ -135,6 +139,8 @@ def read_log(request: Request) -> Log:
         episodes=tuple(spool.names),
         rate_hz=request.rate_hz or (float(f"{np.median(rates):.4g}") if rates else None),
         max_age_s=request.max_age_s if clocked else None,
+        time=layout.time,
+        episode=request.episode or "",
         findings=findings,
     )
 
@@ -207,7 +213,7 @@ class _CsvTable:
             None if name is None else table.find(element(name))
             for name in (request.time, request.episode, request.classes)
         )
-        scale = 1.0 if time is None else _seconds(table.columns[time])
+        scale = 1.0 if time is None else seconds(table.columns[time])
         numbers = numeric if time is None else [*numeric, time]
         texts = [index for index in (episode, classes) if index is not None]
         rows, count = self._first, 0
@@ -295,7 +301,7 @@ class _NpzTable:
         for some in (slice(i, min(i + BLOCK_ROWS, total)) for i in range(0, total, BLOCK_ROWS)):
             yield Block(
                 np.stack([array[some].astype(np.float64) for array in numeric], axis=1),
-                None if clock is None else _seconds(clock[0]) * clock[1][some].astype(np.float64),
+                None if clock is None else seconds(clock[0]) * clock[1][some].astype(np.float64),
                 [""] * (some.stop - some.start) if episode is None else [str(x) for x in episode[some]],
                 None if classes is None else [str(x) for x in classes[some]],
             )
@@ -330,7 +336,9 @@ def _choose(
         raise LogError(f"{twice!r} can't be a feature and something else at once")
     # The unit that the file gives holds where the request names none.
     settled = [e if e.unit or e.name not in known else known[e.name] for e in (*features, *targets)]
-    return _Layout(request, tuple(settled[: len(features)]), tuple(settled[len(features) :]))
+    time = element(request.time) if request.time else None
+    clock = "" if time is None else label(known.get(time.name, time))
+    return _Layout(request, tuple(settled[: len(features)]), tuple(settled[len(features) :]), clock)
 
 
 def _bag_layout(path: Path, request: Request) -> _Layout:
@@ -418,12 +426,6 @@ def _sort_classes(rows: Array, found: dict[str, int]) -> list[str]:
     for block in (rows[i : i + BLOCK_ROWS] for i in range(0, len(rows), BLOCK_ROWS)):
         block[:, -1] = place[block[:, -1].astype(np.int64)]
     return names
-
-
-def _seconds(column: Element) -> float:
-    if column.unit not in SECONDS:
-        raise LogError(f"the time is in {column.unit!r}; it may be in s, ms, us or ns")
-    return SECONDS[column.unit]
 
 
 def _chunks(path: Path) -> Iterator[bytes]:

@@ -319,7 +319,14 @@ def resume(
     if not checkpoints.exists(out):
         return None
     found = checkpoints.load(out)
+    steps = found.settings.get("steps")
     for name, asked in asdict(settings).items():
+        if name == "steps" and asked != steps:
+            raise CheckpointError(
+                f"{out} holds a run of --steps {steps}, whose learning rate falls to 0 at its last step, so that it "
+                f"can't become one of {asked}: repeat --steps {steps} to go on with it, or give another --out to "
+                "train anew"
+            )
         if found.settings.get(name) != asked:
             raise CheckpointError(
                 f"{out} holds a run with --{name} {found.settings.get(name)} where this one has {asked}; "

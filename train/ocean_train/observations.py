@@ -73,6 +73,9 @@ class Observations:
     """Of the change where the target is `next`; empty for classes."""
     rate_hz: float | None = None
     max_age_s: float | None = None
+    time: str = ""
+    """The log's column of the time, whose gaps ended episodes; `episode` the one that said whose a row was."""
+    episode: str = ""
 
     def __post_init__(self) -> None:
         if self.target not in TARGETS:
@@ -125,6 +128,8 @@ class Observations:
             output_scaling=_scaling(values["output_scaling"]),
             rate_hz=values["rate_hz"],
             max_age_s=values["max_age_s"],
+            time=values.get("time", ""),  # a checkpoint of 0.1.0 has neither
+            episode=values.get("episode", ""),
         )
 
     @property

@@ -63,9 +63,7 @@ def log_lines(data: Sensors) -> Iterator[str]:
         yield f"{label(column.element):{wide}}" + "".join(f" {n:13.6g}" for n in numbers)
     if log.target == "classes":
         yield f"classes: {', '.join(item.name for item in log.outputs)}"
-    for i, column in enumerate(data.columns):
-        for remark in _remarks(data, column, i):
-            yield f"{column.element.name}: {remark}"
+    yield from remarks(data)
     if not any(c.element.unit for c in data.columns):
         yield "no column names a unit: the contract will name none either; write `speed [m/s]` to give one"
     lengths = np.diff(log.starts)
@@ -88,6 +86,13 @@ def log_lines(data: Sensors) -> Iterator[str]:
         yield f"to {part} on: {int(episodes.pairs.sum()):,} steps in {len(episodes.names)} episodes: {shown}"
 
 
+def remarks(data: Sensors) -> Iterator[str]:
+    """What is wrong with a column, one line each, and what is done about it."""
+    for i, column in enumerate(data.columns):
+        for remark in _remarks(data, column, i):
+            yield f"{column.element.name}: {remark}"
+
+
 def _remarks(data: Sensors, column: Column, i: int) -> Iterator[str]:
     found = data.log.findings
     if count := int(found.missing[i]):
@@ -101,5 +106,10 @@ def _remarks(data: Sensors, column: Column, i: int) -> Iterator[str]:
         )
     if column.std == 0:
         yield "constant in the training data: kept, but it says nothing; leave it out unless it will change"
+    elif column.is_clock:
+        yield (
+            f"named like a time, and never falls: no observation; give --time {column.element.name} so that its gaps "
+            "end episodes (training refuses it as a feature unless --features names it)"
+        )
     elif column.rises:
         yield "never falls, like a time or a counter: what it reaches later was never seen; leave it out"

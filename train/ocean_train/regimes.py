@@ -9,6 +9,7 @@ Axes: B batch, T steps, D width, M observation features.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
@@ -105,6 +106,8 @@ def backward(
     _check_window(config, inputs, targets, reset, valid)
     if isinstance(module, OceanTransformer) and ocean is not None:
         _check("ocean", ocean, (len(inputs), config.width), "real")
+    if regime != "serial":  # which computes in float64 whatever it is given
+        _check_dtypes(module, {"inputs": inputs, "targets": targets, "ocean": ocean})
     if valid is not None:
         inputs, targets = (_blank(t, valid) for t in (inputs, targets))
     count = torch.tensor(float(inputs.shape[0] * inputs.shape[1] if valid is None else valid.sum()))
@@ -139,6 +142,7 @@ def predict(
     valid: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Outputs and state without gradient, the fastest way there is: model(inputs, state) for any model."""
+    _check_dtypes(model, {"inputs": inputs, "state": state})
     with torch.no_grad():
         if isinstance(model, OceanTransformer):
             outputs, state = model(inputs, state, reset=reset, valid=valid, relay=bptt.relay)
@@ -208,6 +212,18 @@ def _check_window(
         if values.dtype == torch.int64 and seen.numel() and not 0 <= seen.min() <= seen.max() < size:
             raise ValueError(
                 f"{name} reach from {seen.min()} to {seen.max()}; the model's are 0 to {size - 1}"
+            )
+
+
+def _check_dtypes(model: nn.Module, given: Mapping[str, Tensor | None]) -> None:
+    """ValueError where real numbers are not of the weights' dtype: PyTorch's own error names neither."""
+    dtype = next(model.parameters()).dtype
+    for name, values in given.items():
+        if values is not None and values.is_floating_point() and values.dtype != dtype:
+            found, wanted = (str(d).removeprefix("torch.") for d in (values.dtype, dtype))
+            raise ValueError(
+                f"{name} are {found} and the model's weights are {wanted}; convert the one or the other, as in "
+                f"{name}.to(torch.{wanted})"
             )
 
 

@@ -115,7 +115,7 @@ class Spool:
         values = np.where(infinite, np.nan, values)
         if block.classes is not None:
             values = np.concatenate([values, self._numbered(block.classes)[:, None]], axis=1)
-        keys = np.array(block.episodes)
+        keys = np.array([episode.strip() for episode in block.episodes])
         new = np.concatenate([[self._seen == 0 or keys[0] != self._key], keys[1:] != keys[:-1]])
         keep = np.ones(len(keys), bool)
         if block.times is not None:
