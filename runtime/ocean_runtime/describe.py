@@ -36,6 +36,9 @@ def describe(contract: Contract) -> str:
         lines += _section("tokenizer", {contract.tokenizer.kind: f"{len(tokens):,} tokens: {shown} ..."})
     if contract.rate_hz:
         lines += [f"rate  {contract.rate_hz:g} Hz"]
+    ends = {"gaps of": contract.time, "changes of": contract.episode}
+    if any(ends.values()):
+        lines += ["episodes end at  " + ", ".join(f"{what} {name}" for what, name in ends.items() if name)]
     lines += _section("made from", contract.provenance)
     lines += _section("measured at export against the trained model", contract.parity)
     lines += [f"file  opset {contract.opset}, IR version {contract.ir_version}"]
@@ -68,5 +71,6 @@ def _elements(elements: tuple[Element, ...]) -> list[str]:
         f"    {i}  {e.name}"
         + (f" [{e.unit}]" if e.unit else "")
         + (f", less {e.reference:.17g}" if e.reference else "")
+        + (f", {e.low:g} to {e.high:g} in training" if e.low is not None and e.high is not None else "")
         for i, e in enumerate(elements)
     ]

@@ -6,6 +6,7 @@ import csv
 import io
 import subprocess
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -81,6 +82,69 @@ def test_csv_from_log_to_file_to_rows(
     expected = OceanModel.load(model).stream().run(data.log.rows[begin : begin + 50])
     found = [[float(row["gyro [rad/s]"]), float(row["north [m]"])] for row in table[begin : begin + 50]]
     np.testing.assert_array_equal(found, expected)
+
+
+def test_gaps_of_a_csv_end_episodes_in_ocean_run_as_in_training(command: Run, tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    times = [t for t in range(0, 24_000, 50) if not (6000 < t < 9000 or 15_000 < t < 19_000)]
+    times[40] = times[39]  # repeated
+    rows = [f"{t},{np.sin(t / 500):.6f},{'' if t % 350 == 0 and t else t % 3}" for t in times]
+    log.write_text("\n".join(["stamp [ms],gyro [rad/s],load", *rows]) + "\n")
+    model = tmp_path / "m.onnx"
+    assert main(["--log", str(log), "--time", "stamp", *SMALL, "--out", str(tmp_path / "run")]) == 0
+    assert export([str(tmp_path / "run"), "-o", str(model)]) == 0
+    data = prepare(read_log(Request((log,), time="stamp")))
+    assert len(data.log.episodes) == 3 and data.log.findings.repeated == 1
+    streams = [OceanModel.load(model).stream().run(data.log.rows[a:b]) for a, b in pairwise(data.log.starts)]
+    for asked in ([], ["--time", "stamp"]):  # the contract names the column by itself
+        ran = command("ocean_runtime.cli", model, log, *asked)
+        assert ran.returncode == 0 and not ran.stderr, ran.stderr.decode()
+        table = [list(row.values())[2:] for row in csv.DictReader(io.StringIO(ran.stdout.decode()))]
+        assert table.pop(40) == ["", ""]
+        np.testing.assert_array_equal(np.array(table, np.float32), np.concatenate(streams))
+    ran = command("ocean_runtime.cli", model, stdin=b"gyro [rad/s],load\n0,1\n")
+    assert ran.returncode == 0
+    assert "has no column 'stamp', whose gaps ended episodes in training" in ran.stderr.decode()
+
+
+def test_a_value_outside_the_training_range_is_counted_and_none_of_the_training_data_is(
+    command: Run, tmp_path: Path
+) -> None:
+    log, model = write_csv(tmp_path / "log.csv"), tmp_path / "m.onnx"
+    asked = ["--log", str(log), "--features", "gyro", "north", "--episode", "who", "--validate-on", "e3"]
+    assert main([*asked, *SMALL, "--out", str(tmp_path / "run")]) == 0
+    assert export([str(tmp_path / "run"), "-o", str(model)]) == 0
+    data = prepare(read_log(Request((log,), features=("gyro", "north"), episode="who")), ("e3",))
+    seen = data.log.rows[: data.log.starts[3]]
+    for item, column in zip(OceanModel.load(model).contract.inputs[0].elements, seen.T, strict=True):
+        assert (item.low, item.high) == (column.min(), column.max())
+    info = command("ocean_runtime.cli", model, "--info").stdout.decode()
+    assert f"[rad/s], {seen[:, 0].min():g} to {seen[:, 0].max():g} in training" in info
+    lines = log.read_text().splitlines()
+    ran = command("ocean_runtime.cli", model, stdin="\n".join(lines[: 1 + len(seen)]).encode())
+    assert ran.returncode == 0 and not ran.stderr, ran.stderr.decode()
+    strange = [*lines[:3], "e0,9,1.5,4512345,up", "e0,9,-1.5,4512345,up"]
+    ran = command("ocean_runtime.cli", model, stdin="\n".join(strange).encode())
+    said = ran.stderr.decode().splitlines()
+    assert ran.returncode == 0 and len(said) == 2
+    assert "gyro was 1.5, and the model saw" in said[0]
+    assert said[1] == "ocean-run: 2 rows had a value outside the training data's range"
+
+
+def test_a_clock_is_no_feature_unless_it_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = write_csv(tmp_path / "log.csv")
+    asked = ["--log", str(log), "--episode", "who", *SMALL, "--out", str(tmp_path / "run")]
+    assert main([*asked, "--preview"]) == 0
+    assert (
+        "stamp: named like a time, and never falls: no observation; give --time stamp"
+        in capsys.readouterr().out
+    )
+    assert main(asked) == 1
+    assert "'stamp' never falls and is named like a time" in capsys.readouterr().err
+    assert main([*asked, "--features", "stamp", "gyro"]) == 0
+    assert "stamp: named like a time" in capsys.readouterr().out
 
 
 def test_a_run_on_a_log_resumes_exactly_and_refuses_another_log(tmp_path: Path) -> None:
@@ -159,7 +223,7 @@ def test_the_same_bag_in_ocean_run_and_in_python_gives_the_same_numbers(
             ["--log", "LOG", "--features", "speed"],
             "no column 'speed'; its columns are who, stamp, gyro, north, mode",
         ),
-        (["--log", "LOG", "--batch", "1000"], "do not give 1000 rows"),
+        (["--log", "LOG", "--time", "stamp", "--batch", "1000"], "do not give 1000 rows"),
     ],
 )
 def test_errors_are_one_sentence(

@@ -13,7 +13,10 @@ import pytest
 from bag_writer import imu, joints, number, text, write_bag
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ocean_runtime import InputError, OceanModel
 from ocean_runtime.contract import Element
+from ocean_runtime.rows import step_rows
+from ocean_runtime.tables import Row
 from ocean_train.logs import Log, Request, read_log
 from ocean_train.spool import Block, Findings, LogError, Spool
 
@@ -57,7 +60,7 @@ def test_gaps_and_clocks_that_go_back_end_an_episode_and_repeats_are_left_out(tm
 def test_units_of_time(tmp_path: Path) -> None:
     log = read(tmp_path / "a.csv", "t [ms],a\n0,1\n20,2\n40,3\n", time="t")
     assert log.rate_hz == 50
-    with pytest.raises(LogError, match="the time is in 'h'; it may be in s, ms, us or ns"):
+    with pytest.raises(InputError, match="the time is in 'h'; it may be in s, ms, us or ns"):
         read(tmp_path / "a.csv", "t [h],a\n0,1\n20,2\n", time="t")
 
 
@@ -87,6 +90,44 @@ def test_cleaning_is_the_same_however_rows_are_cut_into_blocks(data: st.DataObje
     assert spooled(cuts) == whole
     if len(whole) > 1:
         assert np.isfinite(whole[0]).all()
+
+
+@given(st.data())
+@settings(deadline=None)
+def test_ocean_run_steps_the_rows_that_training_reads(data: st.DataObject) -> None:
+    model = OceanModel.load(Path(__file__).parents[1] / "fixtures" / "tiny_activity.onnx")
+    cell = st.sampled_from([0.5, -1.0, 2.0, np.nan, np.inf])
+    step = st.sampled_from([0.1, 0.3, 0.0, 2.0, -1.0])
+    drawn = data.draw(st.lists(st.tuples(cell, cell, step, st.sampled_from("aab")), min_size=1, max_size=20))
+    times = np.cumsum([d[2] for d in drawn]) + 1.7e9
+    keys = [d[3] for d in drawn]
+    values = np.array([d[:2] for d in drawn])
+    spool = Spool(Findings(), 0.5)
+    spool.add(Block(values, times, keys, None))
+    read = [Row(i, times[i], keys[i], values[i].tolist()) for i in range(len(drawn))]
+    found = [output for _, output in step_rows(model.stream(), read, max_age_s=0.5) if output is not None]
+    expected: list[Any] = []
+    if spool.count:
+        rows, starts = spool.finish()
+        for a, b in pairwise(starts):
+            expected += list(model.stream().run(rows[a:b]))
+    np.testing.assert_array_equal(np.array(found), np.array(expected))
+
+
+def test_lines_of_blanks_are_no_rows(tmp_path: Path) -> None:
+    for heading, rows in (("a", ["1", "2", "3"]), ("a,b", ["1,x", "2,", '"3",y'])):
+        plain = read(tmp_path / "a.csv", "\n".join([heading, *rows]) + "\n", features=("a",))
+        for blank in ("", "  ", "\t", "\r"):
+            lines = [blank, heading, blank, rows[0], rows[1], blank, blank, rows[2], blank]
+            spaced = read(tmp_path / "b.csv", "\n".join(lines) + "\n", features=("a",))
+            np.testing.assert_array_equal(spaced.rows, plain.rows)
+            assert spaced.sha256 == plain.sha256
+    long = [f"{i % 7},1" for i in range(9000)]  # past the first block, where the quick way reads
+    plain = read(tmp_path / "a.csv", "a,b\n" + "\n".join(long))
+    spaced = read(tmp_path / "b.csv", "a,b\n" + "\n  \n".join(long))
+    np.testing.assert_array_equal(spaced.rows, plain.rows)
+    one = read(tmp_path / "c.csv", "a\n" + "\n  \n".join(line.split(",")[0] for line in long))
+    np.testing.assert_array_equal(one.rows, plain.rows[:, :1])
 
 
 def test_classes_are_in_order_and_by_value_where_they_are_numbers(tmp_path: Path) -> None:

@@ -230,6 +230,21 @@ def test_a_window_of_features_that_is_none_is_refused(regime: str, change: Any, 
 
 
 @pytest.mark.parametrize("name", baselines.MODELS)
+@pytest.mark.parametrize("wrong", ["inputs", "targets"])
+def test_numbers_of_another_dtype_than_the_weights_are_refused(name: str, wrong: str) -> None:
+    case = make(2, 3, 8, kind="features", head="regression")
+    model = baselines.build(name, case.model.config, 3)
+    given = {"inputs": case.inputs.float(), "targets": case.targets.float()}
+    given[wrong] = given[wrong].double()
+    sentence = f"{wrong} are float64 and the model's weights are float32; convert"
+    with pytest.raises(ValueError, match=sentence):
+        regimes.backward(model, "full", **given)
+    if wrong == "inputs":
+        with pytest.raises(ValueError, match=sentence):
+            regimes.predict(model, given["inputs"])
+
+
+@pytest.mark.parametrize("name", baselines.MODELS)
 @pytest.mark.parametrize("kind,head", [("tokens", "tokens"), ("features", "regression")])
 def test_baselines_train_under_the_same_call(name: str, kind: Any, head: Any) -> None:
     case = make(3, 6, 8, kind=kind, head=head, masked=True)

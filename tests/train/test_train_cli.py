@@ -127,6 +127,9 @@ def test_other_settings_for_the_same_folder_are_refused(
     assert main(run) == 0
     assert main([*run, "--seed", "1"]) == 1
     assert "holds a run with --seed 0 where this one has 1" in capsys.readouterr().err
+    assert main([*run, "--steps", "99"]) == 1
+    said = capsys.readouterr().err
+    assert "whose learning rate falls to 0 at its last step, so that it can't become one of 99" in said
 
 
 def test_without_torch_it_says_what_to_install_and_help_still_works() -> None:
