@@ -163,8 +163,14 @@ class Contract:
                     f"{show_shape(tensor.shape)}"
                 )
             _check_value(tensor.name, tensor.dtype, tensor.constant)
-            if not all(math.isfinite(e.reference) for e in tensor.elements):
-                raise ContractError(f"the contract gives {tensor.name!r} a reference that is not finite")
+            numbers = [n for e in tensor.elements for n in (e.reference, e.low, e.high) if n is not None]
+            if not all(map(_is_finite, numbers)):
+                raise ContractError(
+                    f"the contract gives {tensor.name!r} a reference or a range that is not finite"
+                )
+        for name, given in (("rate_hz", self.rate_hz), ("max_age_s", self.max_age_s)):
+            if given is not None and not (_is_finite(given) and given > 0):
+                raise ContractError(f"the contract's {name} must be positive and finite")
         for state in self.states:
             _check_tensor(state.input, state.dtype, state.shape)
             _check_value(state.input, state.dtype, state.initial)
@@ -329,6 +335,13 @@ def _check_value(name: str, dtype: str, value: float | int | bool | None) -> Non
         held = False
     if not held:
         raise ContractError(f"the contract fills {name!r} with a value that {dtype} can't hold")
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # JSON's whole numbers have no limit
+        return False
 
 
 def _twice(names: list[str]) -> list[str]:

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from ocean_runtime import Contract, ContractError, OceanModel
+from ocean_runtime.contract import Element
 
 
 def rewritten(source: Path, target: Path, **change: Any) -> Path:
@@ -110,6 +111,7 @@ def test_contract_at_odds_with_the_graph_is_refused(
 def test_contract_at_odds_with_itself_is_refused(tiny: OceanModel) -> None:
     contract = tiny.contract
     token, state = contract.inputs[0], contract.states[0]
+    endless = dataclasses.replace(token, shape=("B", 1), elements=(Element("a", low=-(10**400)),))
     for change, message in (
         ({"kind": "sound"}, "kind is 'sound', but this runtime knows tokens, features or raw"),
         ({"states": ()}, "no state pair"),
@@ -121,6 +123,10 @@ def test_contract_at_odds_with_itself_is_refused(tiny: OceanModel) -> None:
         ({"states": (dataclasses.replace(state, shape=("B", "B")),)}, "two batch axes"),
         ({"states": (dataclasses.replace(state, shape=("B", 1 << 40)),)}, "over 2"),
         ({"outputs": (dataclasses.replace(contract.outputs[0], predicts="x"),)}, "no input"),
+        ({"rate_hz": 0.0}, "rate_hz must be positive and finite"),
+        ({"max_age_s": 10**400}, "max_age_s must be positive and finite"),
+        ({"time": "a\x1b[2J"}, "can't be printed"),
+        ({"inputs": (endless,)}, "not finite"),
     ):
         with pytest.raises(ContractError, match=message):
             dataclasses.replace(contract, **change)  # type: ignore[arg-type]
