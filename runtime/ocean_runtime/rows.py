@@ -85,17 +85,17 @@ def read_source(
     """The model's elements, by name, from a bag at `source`, or else from the CSV that `chunks()` gives.
 
     A bag is brought to the contract's rate as in training. `episode` and `time` name a CSV's columns; where they
-    are not given they are those of training; where this CSV has none, `say` is told so.
+    are not given they are those of training, as far as this CSV has them; `say` is told where it has no clock.
     """
     contract, wanted = stream.model.contract, observation_of(stream).elements
     path = Path(source)
     if source == "-" or not is_bag(path):
         table = Table(chunks(), "standard input" if source == "-" else source)
-        columns = (
-            _column(table, episode, contract.episode, "changes", say),
-            _column(table, time, contract.time, "gaps", say),
-        )
-        yield from table.rows(wanted, *columns)
+        whose, clock = _column(table, episode, contract.episode), _column(table, time, contract.time)
+        if contract.time and clock is None:
+            gaps = f"whose gaps of over {longest_gap(stream, source):g} s ended episodes in training"
+            say(f"{table.name} has no column {element(contract.time).name!r}, {gaps}: none end here")
+        yield from table.rows(wanted, whose, clock)
         return
     if episode is not None or time is not None:
         raise InputError(
@@ -112,19 +112,12 @@ def read_source(
             yield row._replace(episode=name)
 
 
-def _column(
-    table: Table, asked: str | None, trained: str, what: str, say: Callable[[str], None]
-) -> Element | None:
-    """The column whose `what` end an episode: the one asked for, else the one of training, where it is there."""
+def _column(table: Table, asked: str | None, trained: str) -> Element | None:
+    """The column asked for, else the one of training where the table has it."""
     if asked is not None:
         return element(asked)
     column = element(trained) if trained else None
-    if column is not None and not table.has(column):
-        say(
-            f"{table.name} has no column {column.name!r}, whose {what} ended episodes in training: none end here"
-        )
-        return None
-    return column
+    return column if column is not None and table.has(column) else None
 
 
 def longest_gap(stream: OceanStream, source: str) -> float:

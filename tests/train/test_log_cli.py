@@ -104,7 +104,7 @@ def test_gaps_of_a_csv_end_episodes_in_ocean_run_as_in_training(command: Run, tm
         np.testing.assert_array_equal(np.array(table, np.float32), np.concatenate(streams))
     ran = command("ocean_runtime.cli", model, stdin=b"gyro [rad/s],load\n0,1\n")
     assert ran.returncode == 0
-    assert "has no column 'stamp', whose gaps ended episodes in training" in ran.stderr.decode()
+    assert "has no column 'stamp', whose gaps of over 1 s ended episodes in training" in ran.stderr.decode()
 
 
 def test_a_value_outside_the_training_range_is_counted_and_none_of_the_training_data_is(
