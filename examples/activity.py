@@ -29,7 +29,7 @@ ROWS_A_STEP = 5
 UNSEEN = ("person08", "person09", "person10")
 CHOOSING = ("person06", "person07")
 """Of the people to train on, those on whom the settings were chosen."""
-LEARNING_RATE = {"ocean": 1e-3, "gru": 3e-3}
+LEARNING_RATE = {"ocean": 5e-4, "gru": 1e-3}
 NAMES = {
     "ocean_train.cli": "ocean-train",
     "ocean_export.cli": "ocean-export",
@@ -92,8 +92,8 @@ def main() -> int:
     p.add_argument("--steps", type=int, default=800)
     p.add_argument("--width", type=int, default=32)
     p.add_argument("--seeds", type=int, default=3)
-    p.add_argument("--batch", type=int, default=16)
-    p.add_argument("--window", type=int, default=128)
+    p.add_argument("--batch", type=int, default=32)
+    p.add_argument("--window", type=int, default=64)
     p.add_argument("--choose", action="store_true", help="leave the unseen people out, measure on 6 and 7")
     args = p.parse_args()
     measured_on = CHOOSING if args.choose else UNSEEN
