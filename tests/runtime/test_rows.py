@@ -194,10 +194,11 @@ def test_a_restored_stream_of_rows_goes_on_as_if_it_had_never_stopped(
     ]
     whole = [output for _, output in step_rows(activity.stream(), rows, max_age_s=0.5)]
     cut = data.draw(st.integers(0, len(rows)))
+    ahead = data.draw(st.integers(1, 5))
     first, second = activity.stream(), activity.stream()
-    parts = [output for _, output in step_rows(first, rows[:cut], max_age_s=0.5)]
+    parts = [output for _, output in step_rows(first, rows[:cut], max_age_s=0.5, ahead=ahead)]
     second.resume(from_bytes(to_bytes(first.snapshot())))
-    parts += [output for _, output in step_rows(second, rows[cut:], max_age_s=0.5)]
+    parts += [output for _, output in step_rows(second, rows[cut:], max_age_s=0.5, ahead=ahead)]
     for a, b in zip(whole, parts, strict=True):
         assert (a is None and b is None) or np.array_equal(a, b)  # type: ignore[arg-type]
 
