@@ -142,7 +142,7 @@ def read(path: Path, *, limit: int = MAX_FILE_BYTES) -> Snapshot:
 
 
 def to_bytes(saved: Snapshot) -> bytes:
-    """A snapshot as the content of a safetensors file."""
+    """A snapshot as the content of a safetensors file; SnapshotError where its context is too long to be read."""
     import ocean_runtime
 
     tensors = {f"state.{name}": np.ascontiguousarray(a) for name, a in saved.states.items()}
@@ -160,7 +160,12 @@ def to_bytes(saved: Snapshot) -> bytes:
         "context": dict(saved.context),
     }
     about["checksum"] = _checksum(tensors, about)
-    return safetensors.numpy.save(tensors, metadata={_METADATA_KEY: json.dumps(about)})
+    content = safetensors.numpy.save(tensors, metadata={_METADATA_KEY: json.dumps(about)})
+    if int.from_bytes(content[:8], "little") > MAX_HEADER_BYTES:
+        raise SnapshotError(
+            f"the snapshot's names and context have over {MAX_HEADER_BYTES:,} bytes; keep less in the context"
+        )
+    return content
 
 
 def from_bytes(content: bytes) -> Snapshot:

@@ -221,6 +221,14 @@ def test_a_context_that_is_not_of_these_rows_is_refused(
         list(step_rows(stream, rows_of([1.0, 2.0])))
 
 
+def test_a_context_too_long_to_be_read_is_not_written(activity: OceanModel, tmp_path: Path) -> None:
+    stream = activity.stream()
+    stream.context = {"rows": "x" * (1 << 20)}
+    with pytest.raises(SnapshotError, match="keep less in the context"):
+        stream.save(tmp_path / "state")
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_command_holds_a_value_over_a_restart(command: Run, activity: OceanModel, tmp_path: Path) -> None:
     heading, *rows = as_csv(activity, recording(12)[:, :2]).splitlines()
     rows = ["stamp [ms]," + heading] + [
