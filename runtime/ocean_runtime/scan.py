@@ -190,6 +190,8 @@ class _Scanner:
         if len(dims) > MAX_RANK or any(size < 0 for size in dims):
             raise ContractError(f"gives the tensor {name!r} the impossible shape {dims[:MAX_RANK]}")
         count = math.prod(dims)
+        if not count and len(dims) != 1:  # of one axis: the shape of a scalar, no axes
+            raise ContractError(f"has a tensor {name!r} of the shape {dims}, which holds nothing")
         if 9 in found:
             data = _bytes(found[9][0])
             if data.length * 8 < count * _BITS[kind] or data.length > -(-count * _BITS[kind] // 8):
