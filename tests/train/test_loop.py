@@ -97,7 +97,7 @@ def test_a_finished_run_stays_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "text", "sentence"),
     [
-        ({"steps": 13}, TEXT, "--steps 12 where this one has 13"),
+        ({"steps": 13}, TEXT, "--steps 12, whose learning rate .* become one of 13"),
         ({"lr": 2e-3}, TEXT, "--lr 0.001 where this one has 0.002"),
         ({"regime": "detach"}, TEXT, "--regime full where this one has detach"),
         ({}, TEXT + "!", "on other data"),
