@@ -40,6 +40,14 @@ def main() -> None:
     if unknown := set(args.claims) - set(CLAIMS):
         p.error(f"unknown claim {', '.join(sorted(unknown))}; choose of {', '.join(CLAIMS)}")
     torch.set_num_threads(1)
+    try:
+        run_and_write(args)
+    except driver.ResultError as error:
+        p.exit(1, f"claims.py: {error}\n")
+
+
+def run_and_write(args: argparse.Namespace) -> None:
+    """What the command line asks for. Raises ResultError where a file of results is damaged."""
     scale = at_scale(args.quick, args.text, args.work, args.into)
     runs = [
         run

@@ -64,6 +64,10 @@ class BusyError(Exception):
     """Another process has what this run needs."""
 
 
+class ResultError(ValueError):
+    """A file of results is damaged, or another run's; a sentence that says which, and what to do."""
+
+
 def perform(runs: Sequence[Run], scale: Scale) -> None:
     """Compute whatever is missing of the runs, in their order; those that another process has come last."""
     while waiting := [run for run in runs if not done(run, scale)]:
@@ -87,13 +91,13 @@ def perform(runs: Sequence[Run], scale: Scale) -> None:
 
 
 def done(run: Run, scale: Scale) -> bool:
-    """Whether the run's result is there; ValueError where it is another run's."""
+    """Whether the run's result is there; ResultError where it is damaged or another run's."""
     path = run.path(scale)
     if not path.exists():
         return False
-    found = json.loads(path.read_text())["settings"]
+    found = _read(path)["settings"]
     if found != json.loads(json.dumps(run.settings)):
-        raise ValueError(
+        raise ResultError(
             f"{path} holds a run with {found}, not {run.settings}; remove the file to run it anew"
         )
     return True
@@ -114,10 +118,18 @@ def record(run: Run, scale: Scale, found: Mapping[str, Any]) -> None:
 
 
 def results(claim: str, scale: Scale) -> dict[str, Result]:
-    """All that is known of a claim, by run."""
-    return {
-        path.stem: json.loads(path.read_text()) for path in sorted((scale.results / claim).glob("*.json"))
-    }
+    """All that is known of a claim, by run; ResultError where a file is damaged."""
+    return {path.stem: _read(path) for path in sorted((scale.results / claim).glob("*.json"))}
+
+
+def _read(path: Path) -> Result:
+    try:
+        found = json.loads(path.read_bytes())
+    except ValueError:  # no JSON, or no UTF-8
+        found = None
+    if not isinstance(found, dict) or not {"settings", "result"} <= found.keys():
+        raise ResultError(f"{path} holds no result that `record` wrote; remove the file to run it anew")
+    return found
 
 
 @contextmanager

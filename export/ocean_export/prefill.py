@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from ocean_runtime.contract import Contract
 from ocean_runtime.model import OceanModel, session_of
 from ocean_runtime.prefill import PREFILL_KEY, Prefill, binding
+from ocean_runtime.scan import scan
 from ocean_train.model import OceanTransformer
 
 from ocean_export.build import GraphBuilder
@@ -70,8 +71,8 @@ def prefill_graph(
 
 
 def attach_prefill(proto: onnx.ModelProto, contract: Contract) -> bytes:
-    """The file: the graph, and in its metadata the step file that it belongs to."""
-    return with_metadata(proto, PREFILL_KEY, binding(contract))
+    """The file: the graph, and in its metadata the step file that it belongs to and its own digest."""
+    return with_metadata(proto, PREFILL_KEY, binding(contract, proto.SerializeToString()))
 
 
 def verify_prefill(content: bytes, step: OceanModel, trial: Trial) -> float:
@@ -80,7 +81,7 @@ def verify_prefill(content: bytes, step: OceanModel, trial: Trial) -> float:
     All rows of the trial together, from its oceans, relative to the largest value where that is above 1.
     """
     contract = step.contract
-    prefill = Prefill(session_of(content, 1, None), contract, binding(contract))
+    prefill = Prefill(session_of(content, 1, None), contract, scan(content, PREFILL_KEY), content)
     entry, state = contract.inputs[0].name, contract.states[0].input
     outputs, ocean = [], trial.ocean
     for x in trial.inputs:

@@ -115,7 +115,7 @@ class OceanModel:
         try:
             data = _read_file(path)
             found = scan(data, PREFILL_KEY)
-            return Prefill(session_of(data, *self._beside), self.contract, found)
+            return Prefill(session_of(data, *self._beside), self.contract, found, data)
         except ContractError as error:
             _log.warning("%s is not used, and steps are taken one by one: it %s", path, error)
             return None

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ocean_runtime.contract import DTYPES, sized
-from ocean_runtime.errors import InputError, StateError
+from ocean_runtime.errors import InputError, StateError, StepError
 from ocean_runtime.inputs import SMALL, Entry, by_name, faulty_rows, finite
 from ocean_runtime.model import OceanModel
 from ocean_runtime.snapshot import MAX_HEADER_BYTES
@@ -113,13 +113,18 @@ class Plan:
         if prefill is None or self._only is None:
             return None
         name, entry = self._only
-        values = [by_name(x, self.entries)[name] if isinstance(x, Mapping) else x for x in xs]
-        feed = {name: np.stack([entry.take(value) for value in values]), **state}
+        counted = entry.out_of_range
         try:
-            results = prefill.compute(feed)
-        except Exception as error:  # onnxruntime's exceptions share no base class
-            raise InputError(f"the graph can't take these steps: {error}") from None
-        self._check(results, number)
+            values = [by_name(x, self.entries)[name] if isinstance(x, Mapping) else x for x in xs]
+            feed = {name: np.stack([entry.take(value) for value in values]), **state}
+            try:
+                results = prefill.compute(feed)
+            except Exception as error:  # onnxruntime's exceptions share no base class
+                raise InputError(f"the graph can't take these steps: {error}") from None
+            self._check(results, number)
+        except StepError:
+            entry.out_of_range = counted  # none was taken; they come again, one by one
+            raise
         states = {name: results[i] for name, i in self._pairs}
         return results, states, {name: results[i][-1].copy() for name, i in self._predicting}
 

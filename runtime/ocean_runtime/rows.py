@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ocean_runtime.bags import MAX_AGE_S, is_bag, open_bag, read_rows
 from ocean_runtime.contract import Element, Tensor
-from ocean_runtime.errors import InputError, SnapshotError
+from ocean_runtime.errors import InputError, OceanError, SnapshotError
 from ocean_runtime.sampling import log_softmax
 from ocean_runtime.stream import OceanStream
 from ocean_runtime.tables import Row, Table, element, label
@@ -185,7 +185,7 @@ def _groups(planned: Iterable[_Planned], ahead: int) -> Iterator[list[_Planned]]
             if len(group) == ahead:
                 yield group
                 group = []
-    except InputError:
+    except OceanError:
         if group:
             yield group
         raise

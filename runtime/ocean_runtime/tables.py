@@ -61,11 +61,14 @@ def seconds(column: Element) -> float:
 def number(cell: str) -> float:
     """A cell's number, NaN where it is missing; raises ValueError for anything else."""
     try:
-        return float(cell)
+        value = float(cell)
     except ValueError:
         if cell.strip().lower() in MISSING:
             return math.nan
         raise
+    if "_" in cell:  # Python reads 2026_11_30 as a number of eight digits; a date is none
+        raise ValueError(cell)
+    return value
 
 
 class Table:
@@ -92,7 +95,9 @@ class Table:
 
         lines: read these, which come after `before` rows; what is left of the source where None.
         """
-        reader = csv.reader(self.lines if lines is None else lines, delimiter=self.separator)
+        reader = csv.reader(
+            self.lines if lines is None else lines, delimiter=self.separator, strict=True
+        )  # strict: a quote that nobody closes would swallow the rows after it
         count = before
         while True:
             try:
@@ -161,7 +166,7 @@ class Table:
 
     def _read(self, lines: Iterable[str]) -> list[str]:
         try:
-            return next(csv.reader(lines, delimiter=self.separator))
+            return next(csv.reader(lines, delimiter=self.separator, strict=True))
         except csv.Error as error:
             raise InputError(f"{self.name} does not begin with a line of CSV: {error}") from None
 

@@ -41,6 +41,21 @@ def test_a_run_of_other_settings_is_not_taken_for_this_one(tmp_path: Path) -> No
         driver.done(Run("c", "r", {"lr": 2}, lambda folder: {}), scale)
 
 
+@pytest.mark.parametrize("content", [b"", b'{"set', b"\xff", b"[]", b"null", b'{"settings": {}}'])
+def test_a_damaged_result_is_named_in_a_sentence(
+    content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "results" / "echo" / "ocean.json"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+    for choice in ("--list", "--page"):
+        monkeypatch.setattr("sys.argv", ["claims.py", "echo", "--quick", choice, "--into", str(tmp_path)])
+        with pytest.raises(SystemExit) as left:
+            claims.main()
+        said = capsys.readouterr().err
+        assert left.value.code == 1 and said.startswith(f"claims.py: {path} holds no result"), said
+
+
 class KilledError(Exception):
     pass
 

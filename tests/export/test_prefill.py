@@ -84,6 +84,34 @@ def test_a_fault_in_between_is_the_guards(models: tuple[OceanModel, OceanModel])
         assert np.isnan(output[50]).all() and np.isfinite(np.delete(output, 50, 0)).all()
 
 
+def test_values_out_of_range_are_counted_once(tmp_path: Path) -> None:
+    """Also where steps that were to be taken together are taken singly, for one of them at fault."""
+    tiny_sensors(tmp_path / "c")
+    path = tmp_path / "model.onnx"
+    assert cli.main([str(tmp_path / "c"), "-o", str(path), "--prefill"]) == 0
+    values = np.array([[0.0, 0.0, NORTH]] * 9)
+    values[[1, 2], 0] = 1e3
+    values[7, 1] = np.nan
+    counted = []
+    for end in (7, 8):
+        stream = OceanModel.load(path).stream(guard="hold")
+        stream.run(values[:end])
+        counted.append(stream.counters.out_of_range)
+    assert counted == [2, 2]
+
+
+def test_a_prefill_graph_with_a_bit_that_fell_is_left_alone(exported: Path, tmp_path: Path) -> None:
+    """Most of the bits are weights: the graph would run, and give other numbers."""
+    path = Path(shutil.copy(exported, tmp_path / "model.onnx"))
+    content = path_beside(exported).read_bytes()
+    random = np.random.default_rng(0)
+    for place in random.integers(len(content), size=40):
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << int(random.integers(8))
+        path_beside(path).write_bytes(damaged)
+        assert OceanModel.load(path).prefill is None
+
+
 def test_a_prefill_graph_of_another_model_is_left_alone(
     exported: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -6,7 +6,7 @@ import csv
 import dataclasses
 import io
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ import pytest
 from bag_writer import imu, joints, write_bag
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ocean_runtime import InputError, OceanModel, SnapshotError
+from ocean_runtime import InputError, OceanError, OceanModel, SnapshotError
 from ocean_runtime.bags import open_bag, read_rows
 from ocean_runtime.rows import step_rows
 from ocean_runtime.sampling import log_softmax
@@ -176,6 +176,18 @@ def test_a_row_that_was_refused_may_come_again(activity: OceanModel) -> None:
         list(step_rows(stream, broken, max_age_s=0.5))
     rest = [output for _, output in step_rows(stream, rows[1:], max_age_s=0.5)]
     np.testing.assert_array_equal(rest, activity.stream().run([row.values for row in rows])[1:])
+
+
+def test_rows_before_a_source_that_breaks_off_are_stepped(activity: OceanModel) -> None:
+    def source() -> Iterator[Row]:
+        yield from rows_of([1.0, 2.0], [3.0, 4.0])
+        raise OceanError("log.csv can't be read: Input/output error")
+
+    stream, seen = activity.stream(), []
+    with pytest.raises(OceanError, match="can't be read"):
+        for row, _ in step_rows(stream, source(), ahead=9):
+            seen.append(row.number)
+    assert seen == [1, 2] and stream.steps == 2
 
 
 @given(st.data())

@@ -91,3 +91,15 @@ def test_what_is_no_such_table_is_one_sentence(text: str, wanted: str, message: 
 def test_binary_is_no_table() -> None:
     with pytest.raises(InputError, match="not UTF-8"):
         Table([b"\xff\xfe\x00\x01"], "log.csv")
+
+
+def test_a_date_with_underscores_is_no_number() -> None:
+    with pytest.raises(InputError, match="'2026_11_30' in column 'b', which is not a number"):
+        rows("a,b\n1,2026_11_30\n", "b")
+
+
+@pytest.mark.parametrize("text", ['a,who\n1,"x\n2,x\n3,x\n', 'a,who\n1,"x\n2,y\n3,"z"\n'])
+def test_a_quote_that_nobody_closes_swallows_no_rows(text: str) -> None:
+    with pytest.raises(InputError, match="row 1 is not CSV"):
+        rows(text, "a")
+    assert [row.values for row in rows('a,who\n1,"x, ""y"""\n2,x\n', "a")] == [[1.0], [2.0]]

@@ -213,6 +213,14 @@ def test_splits(tmp_path: Path) -> None:
         streams(log_of(tmp_path, [30, 30], features=("id",)), 50, 9, 0)
 
 
+def test_numbers_that_no_float32_holds_are_refused(tmp_path: Path) -> None:
+    """The runtime would refuse them too, at each step."""
+    path = tmp_path / "log.csv"
+    path.write_text("a,b\n" + "".join(f"{(-1) ** i}e39,{i % 3}\n" for i in range(50)))
+    with pytest.raises(LogError, match=r"'a' goes from -1e\+39 to 1e\+39, and a model reads no more than"):
+        prepare(read_log(Request((path,))))
+
+
 def test_side_by_side_reads_each_pair_once(tmp_path: Path) -> None:
     data = log_of(tmp_path, [30, 7, 12], ("e1", "e2"), features=("id",))
     places = np.concatenate([p[v] for p, v in side_by_side(data.validation, 5)])

@@ -244,6 +244,7 @@ def _describe(log: Log, training: Episodes) -> tuple[Column, ...]:
     low, high, total, count = np.full(C, np.inf), np.full(C, -np.inf), np.zeros(C), 0
     for rows, _ in _blocks(log, training, C):
         low, high = np.minimum(low, rows.min(0)), np.maximum(high, rows.max(0))
+        _refuse_huge(elements, low, high)
         total, count = total + rows.sum(0), count + len(rows)
     mean = total / count
     square, change, change_square, changes = np.zeros(C), np.zeros(C), np.zeros(C), 0
@@ -277,6 +278,17 @@ def _describe(log: Log, training: Episodes) -> tuple[Column, ...]:
         )
         for i in range(C)
     )
+
+
+def _refuse_huge(elements: Sequence[Element], low: Array, high: Array) -> None:
+    """Raises LogError where a column holds what the runtime's float32 inputs can't."""
+    most = float(np.finfo(np.float32).max)
+    for element, least, largest in zip(elements, low, high, strict=True):
+        if least < -most or largest > most:
+            raise LogError(
+                f"{element.name!r} goes from {least:g} to {largest:g}, and a model reads no more than {most:.1e}: "
+                "mend such values, or leave the column out"
+            )
 
 
 def _change_scale(column: Column) -> float:
