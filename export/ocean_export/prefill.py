@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from ocean_runtime.contract import Contract
 from ocean_runtime.model import OceanModel, session_of
 from ocean_runtime.prefill import PREFILL_KEY, Prefill, binding
@@ -17,9 +14,7 @@ from ocean_export.build import GraphBuilder
 from ocean_export.contract import with_metadata
 from ocean_export.graph import INPUT, OCEAN, OCEAN_NEXT, OUTPUT
 from ocean_export.lean import IR_VERSION, OPSET, Read, advance, blocks, fold, read_out, read_token
-from ocean_export.verify import Trial
-
-Array = NDArray[Any]
+from ocean_export.verify import Errors, Trial
 
 
 def prefill_graph(
@@ -78,7 +73,7 @@ def attach_prefill(proto: onnx.ModelProto, contract: Contract) -> bytes:
 def verify_prefill(content: bytes, step: OceanModel, trial: Trial) -> float:
     """The largest difference between the prefill graph and its step graph, outputs and final state.
 
-    All rows of the trial together, from its oceans, relative to the largest value where that is above 1.
+    All rows of the trial together, from its oceans, measured as `verify` measures them.
     """
     contract = step.contract
     prefill = Prefill(session_of(content, 1, None), contract, scan(content, PREFILL_KEY), content)
@@ -88,8 +83,7 @@ def verify_prefill(content: bytes, step: OceanModel, trial: Trial) -> float:
         output, ocean = step.compute({entry: x, state: ocean})
         outputs.append(output)
     found = prefill.compute({entry: trial.inputs, state: trial.ocean})
-    return max(_difference(a, b) for a, b in zip(found, (np.stack(outputs), ocean), strict=True))
-
-
-def _difference(found: Array, wanted: Array) -> float:
-    return float(np.abs(found - wanted).max() / max(1.0, np.abs(wanted).max()))
+    errors = Errors(trial.unit)
+    for output, wanted in zip(found[0], outputs, strict=True):
+        errors.add((output, found[1]), (wanted, ocean))
+    return float(np.max([error.largest for error in errors.largest().values()]))

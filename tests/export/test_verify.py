@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from ocean_export.verify import BATCHES, STEPS, Parity, Step, Trial, make_trial, reference, verify
+from ocean_export.verify import BATCHES, STEPS, Errors, Parity, Step, Trial, make_trial, reference, verify
 from ocean_runtime import OceanModel
 from ocean_train.model import OceanTransformer
 
@@ -120,6 +120,23 @@ def test_parity_says_where_the_error_is(tiny: OceanModel, trial: Trial, expected
     parity: Parity = verify(tiny, trial, expected)
     assert "float64: state" in str(parity)
     assert f"at step {parity.errors['float64']['state'].step}" in str(parity)
+
+
+def test_what_stays_the_same_hides_nothing_that_is_wrong_about_changes() -> None:
+    """A height of 1,000 ± 0.1 m beside a speed of 0 ± 1 m/s: a tenth of either's deviation is an error."""
+    wanted = np.array([[1000.0, 0.0], [1000.1, 1.0]])
+    rounded = wanted.astype(np.float32)
+    state = np.zeros((2, 3))
+    for wrong, least, most in (
+        (rounded - wanted, 0, 1e-5),
+        (np.array([0.01, 0.0]), 9e-4, 1e-1),
+        (np.array([0.0, 0.1]), 9e-2, 1.1e-1),
+    ):
+        errors = Errors(np.array([0.1, 1.0]))
+        errors.add((wanted, state), (wanted, state))
+        errors.add((wanted + wrong, state), (wanted, state))
+        found = errors.largest()["output"]
+        assert found.step == 2 and least <= found.largest <= most
 
 
 @pytest.fixture(scope="module")
