@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import platform
 import subprocess
 import sys
@@ -169,7 +168,7 @@ def provenance() -> dict[str, Any]:
         "status", "--porcelain", "--untracked-files=no", "--", "train", "export", "runtime", "benchmarks"
     )
     return {
-        "command": "python benchmarks/claims.py " + " ".join(a for a in sys.argv[1:] if os.sep not in a),
+        "command": "python benchmarks/claims.py " + " ".join(Path(a).name for a in sys.argv[1:]),
         "date": time.strftime("%Y-%m-%d"),
         "commit": git("rev-parse", "HEAD") + ("-dirty" if changed else ""),
         "cpu": next(
