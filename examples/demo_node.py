@@ -148,8 +148,14 @@ class Robot:
 
     def call(self, kind: Any, name: str, request: Any) -> Any:
         """A service's answer."""
+        from lifecycle_msgs.srv import GetState
+
         client = self.node.create_client(kind, f"/ocean/{name}")
         self.until(client.service_is_ready, f"the service {name}")
+        if name != "get_state":
+            # The service is known here, but this client may not be known there, and its answer would be lost. What
+            # is announced comes in order: once a later client has been answered, this one is known.
+            self.call(GetState, "get_state", GetState.Request())
         futures = [client.call_async(request)]
         asked = time.monotonic()
 

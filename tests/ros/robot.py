@@ -144,8 +144,10 @@ class Client:
 
     def call(self, kind: Any, name: str, request: Any) -> Any:
         """A service's response."""
-        client = self._clients.get((kind, name)) or self.node.create_client(kind, name)
-        self._clients[kind, name] = client
+        client = self._clients.get((kind, name))
+        if client is None:
+            client = self._clients[kind, name] = self.node.create_client(kind, name)
+            self.meet(name.split("/")[1])  # ready means that we know the service: it may not know us yet
         self.until(client.service_is_ready, f"service {name}")
         future = client.call_async(request)
         return self.until(lambda: future.done() and future.result(), f"answer from {name}")
