@@ -156,7 +156,7 @@ def _run(model: OceanModel, args: argparse.Namespace) -> int:
             else:
                 columns = args.episode, args.time
                 rows = read_source(stream, args.text, lambda: _chunks(args.text, stop), *columns, _say)
-                # What was read is stepped and written, also when a signal asks to stop.
+                # What was read of a file is stepped and written, also when a signal asks to stop.
                 rows = takewhile(lambda _: not stop.asked, rows)
                 on_disk = args.text != "-" and (Path(args.text).is_file() or Path(args.text).is_dir())
                 limit = longest_gap(stream, args.text)
