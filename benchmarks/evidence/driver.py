@@ -69,6 +69,7 @@ class ResultError(ValueError):
 
 def perform(runs: Sequence[Run], scale: Scale) -> None:
     """Compute whatever is missing of the runs, in their order; those that another process has come last."""
+    provenance()  # as it is now: the checkout may move on while a run lasts
     while waiting := [run for run in runs if not done(run, scale)]:
         idle = True
         for run in waiting:
