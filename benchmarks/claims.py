@@ -17,7 +17,8 @@ from pathlib import Path
 
 import torch
 from evidence import driver, echo, forgetting, gain, generation, page, source, tracking
-from evidence.driver import ROOT, Run, Scale
+from evidence.driver import Run, Scale
+from machine import ROOT
 
 CLAIMS = {m.CLAIM: m for m in (gain, source, forgetting, echo, tracking, generation)}
 PAGE = ROOT / "docs" / "evidence.md"

@@ -22,7 +22,6 @@ import argparse
 import json
 import os
 import platform
-import subprocess
 import time
 from collections.abc import Callable
 from functools import partial
@@ -32,6 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnxruntime
 import torch
+from machine import commit, processor
 from ocean_export.graph import step_graph
 from ocean_export.lean import lean_graph
 from ocean_export.prefill import prefill_graph
@@ -237,24 +237,10 @@ def _cached(model: StandardTransformer, context: int) -> Maker:
 
 def about() -> dict[str, str]:
     """The command, commit, machine and versions of a run."""
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    cpu = next(
-        (
-            s.split(":")[1].strip()
-            for s in Path("/proc/cpuinfo").read_text().splitlines()
-            if "model name" in s
-        ),
-        platform.processor(),
-    )
     return {
         "command": "python benchmarks/step.py",
-        "commit": commit.stdout.strip(),
-        "processor": f"{cpu}, {os.cpu_count()} cores, one thread used",
+        "commit": commit(),
+        "processor": f"{processor()}, {os.cpu_count()} cores, one thread used",
         "load_average": ", ".join(f"{x:.1f}" for x in os.getloadavg()),
         "versions": f"python {platform.python_version()}, onnxruntime {onnxruntime.__version__}, "
         f"torch {torch.__version__}, numpy {np.__version__}",

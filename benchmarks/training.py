@@ -25,11 +25,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from machine import ROOT, commit, processor
 from ocean_train import baselines, bptt, native, regimes
 from ocean_train.model import OceanConfig, plain_relay, position_loss
 from torch import Tensor, nn
 
-ROOT = Path(__file__).resolve().parent.parent
 VOCABULARY = 65
 HEADS = 4
 NAMES = {
@@ -266,23 +266,11 @@ def _peak_mb() -> float:
 
 def provenance() -> dict[str, Any]:
     """Command, commit, machine and versions."""
-
-    def git(*words: str) -> str:
-        return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True).stdout.strip()
-
-    cpu = platform.processor()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        cpu = next(
-            (li.split(":")[1].strip() for li in info.read_text().splitlines() if li.startswith("model name")),
-            cpu,
-        )
     return {
         "command": "python benchmarks/training.py " + " ".join(sys.argv[1:]),
         "date": time.strftime("%Y-%m-%d"),
-        "commit": git("rev-parse", "HEAD")
-        + ("-dirty" if git("status", "--porcelain", "--untracked-files=no") else ""),
-        "cpu": cpu,
+        "commit": commit(),
+        "cpu": processor(),
         "capability": torch.backends.cpu.get_cpu_capability(),
         "torch": torch.__version__,
         "numpy": np.__version__,

@@ -7,14 +7,11 @@ settings is done. Several processes may work on one grid: each run is locked whi
 
 from __future__ import annotations
 
-import fcntl
 import json
 import platform
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,10 +20,9 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import torch
+from machine import commit, processor
 from ocean_runtime.files import write_atomically
-from ocean_train.checkpoint import CheckpointError
-
-ROOT = Path(__file__).resolve().parents[2]
+from ocean_train.checkpoint import HeldError, held
 
 
 @dataclass(frozen=True)
@@ -59,10 +55,6 @@ class Run:
 Result = dict[str, Any]
 
 
-class BusyError(Exception):
-    """Another process has what this run needs."""
-
-
 class ResultError(ValueError):
     """A file of results is damaged, or another run's; a sentence that says which, and what to do."""
 
@@ -75,17 +67,14 @@ def perform(runs: Sequence[Run], scale: Scale) -> None:
         for run in waiting:
             folder = scale.work / run.claim / run.name
             try:
-                with held(folder.with_suffix(".lock")):
+                with held(folder.with_name(f"{run.name}.held")):
                     if done(run, scale):
                         continue
                     say(f"{run.claim}/{run.name} ...")
                     record(run, scale, run.compute(folder))
                     idle = False
-            except BusyError:
+            except HeldError:  # the run, or a model that it needs
                 continue
-            except CheckpointError as error:
-                if "another ocean-train" not in str(error):
-                    raise
         if idle:
             time.sleep(10)  # the rest is in other hands
 
@@ -132,18 +121,6 @@ def _read(path: Path) -> Result:
     return found
 
 
-@contextmanager
-def held(path: Path) -> Iterator[None]:
-    """Hold a lock file; BusyError where another process does."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BusyError(path) from None
-        yield
-
-
 class Ledger:
     """Numbers that a run gathers as it goes, kept in a file from save to save."""
 
@@ -159,22 +136,11 @@ class Ledger:
 @cache
 def provenance() -> dict[str, Any]:
     """Command, commit, machine and versions, as they are when this process begins."""
-
-    def git(*words: str) -> str:
-        return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True).stdout.strip()
-
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    changed = git(
-        "status", "--porcelain", "--untracked-files=no", "--", "train", "export", "runtime", "benchmarks"
-    )
     return {
         "command": "python benchmarks/claims.py " + " ".join(Path(a).name for a in sys.argv[1:]),
         "date": time.strftime("%Y-%m-%d"),
-        "commit": git("rev-parse", "HEAD") + ("-dirty" if changed else ""),
-        "cpu": next(
-            (li.split(":")[1].strip() for li in lines if li.startswith("model name")), platform.machine()
-        ),
+        "commit": commit("train", "export", "runtime", "benchmarks"),
+        "cpu": processor(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,

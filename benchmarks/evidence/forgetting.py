@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from ocean_export import cli as export
 from ocean_runtime import OceanModel, OceanStream
+from ocean_runtime.sampling import log_softmax
 from ocean_train.baselines import StandardTransformer
 from ocean_train.batches import Data
 from ocean_train.model import position_loss
@@ -71,16 +72,8 @@ def read(
         began = time.process_time()
         logits = np.stack([stream.step(token) for token in block])
         times.append((time.process_time() - began) / len(block))
-        total += float(losses(logits, targets[start : start + BLOCK]).sum())
+        total -= float(np.take_along_axis(log_softmax(logits), targets[start : start + BLOCK, None], 1).sum())
     return total, times
-
-
-def losses(logits: NDArray[np.float32], targets: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Cross-entropy of each step, (N,)."""
-    x = logits.astype(np.float64)
-    x -= x.max(1, keepdims=True)
-    found: NDArray[np.float64] = np.log(np.exp(x).sum(1)) - x[np.arange(len(x)), targets]
-    return found
 
 
 def endless(scale: Scale, folder: Path, steps: int) -> dict[str, Any]:

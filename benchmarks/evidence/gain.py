@@ -139,10 +139,14 @@ def _sizes(results: Results, gains: Mapping[tuple[int, int], float | None]) -> l
     ]
 
 
+def _at_rates(d: int, L: int, model: str) -> dict[float, str]:
+    """The run at each learning rate."""
+    return {1e-3: f"char-{d}x{L}-{model}", **{lr: f"char-{d}x{L}-lr{lr:g}-{model}" for lr in RATES}}
+
+
 def _best(results: Results, d: int, L: int, model: str) -> tuple[float, float] | None:
     """The lowest loss over the learning rates, and its rate; None until all have run."""
-    names = {1e-3: f"char-{d}x{L}-{model}", **{lr: f"char-{d}x{L}-lr{lr:g}-{model}" for lr in RATES}}
-    losses = [(get(results, name, "window_loss"), lr) for lr, name in names.items()]
+    losses = [(get(results, name, "window_loss"), lr) for lr, name in _at_rates(d, L, model).items()]
     return None if any(loss is None for loss, _ in losses) else min(losses)
 
 
@@ -155,7 +159,7 @@ def _rates(results: Results) -> list[str]:
     rows = []
     for d, L in TUNED:
         for model in MODELS | RECURRENT:
-            names = [f"char-{d}x{L}-{model}", *(f"char-{d}x{L}-lr{lr:g}-{model}" for lr in RATES)]
+            names = _at_rates(d, L, model).values()
             best = _best(results, d, L, model)
             rows.append(
                 [

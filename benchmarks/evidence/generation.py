@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from ocean_runtime.text import generate
 from ocean_train.model import OceanTransformer, position_loss
 from ocean_train.regimes import predict
 
@@ -35,15 +36,8 @@ def endless(scale: Scale, length: int) -> dict[str, Any]:
     model, data = forgetting.exported(scale)
     settings = texts.setting(scale, **forgetting.SIZE, seed=1)
     judge = texts.trained(scale, settings, scale.work / gain.CLAIM / "char-64x2-seed1-full").model()
-    stream, random = model.stream(), np.random.default_rng(0)
-    token, written = data.tokenizer.encode("\n")[0], []
-    for _ in range(length):
-        logits = stream.step(token).astype(np.float64)
-        logits[0] = -np.inf  # the unknown token has no text
-        chances = np.exp(logits - logits.max())
-        token = int(random.choice(len(chances), p=chances / chances.sum()))
-        written.append(token)
-    text = data.tokenizer.decode(written)
+    text = "".join(generate(model.stream(), length))
+    written = torch.tensor(data.tokenizer.encode(text))
     known = {word.lower() for word in WORD.findall(data.tokenizer.decode(data.training.tolist()))}
     heldout = data.tokenizer.decode(data.validation.tolist())
     size = length // BINS
@@ -54,7 +48,7 @@ def endless(scale: Scale, length: int) -> dict[str, Any]:
         "result": {
             "in_words": [in_words(piece, known) for piece in pieces],
             "in_words_of_validation_text": in_words(heldout, known),
-            "loss": judged(judge, torch.tensor(written)),
+            "loss": judged(judge, written),
             "loss_of_validation_text": float(np.mean(judged(judge, data.validation))),
             "begins": text[:200],
             "ends": text[-200:],

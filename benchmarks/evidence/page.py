@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +31,11 @@ class Section:
 def render(sections: Mapping[str, Section], runs: Sequence[Run], results: Mapping[str, Results]) -> str:
     """The whole page."""
     found = [result for claim in results.values() for result in claim.values()]
+    counts = Counter(run.claim for run in runs)
+    lacking = {
+        claim: [run.name for run in runs if run.claim == claim and run.name not in results[claim]]
+        for claim in counts
+    }
     lines = [
         "# Evidence",
         "",
@@ -43,33 +49,40 @@ def render(sections: Mapping[str, Section], runs: Sequence[Run], results: Mappin
         *table(
             ("claim", "the paper", "here", "control", "verdict", "command"),
             [
-                (s.title, s.paper, s.ours, s.control, f"**{s.verdict}**", f"`{COMMAND} {_run_by(claim)}`")
-                for claim, s in sections.items()
+                (
+                    s.title,
+                    s.paper,
+                    s.ours,
+                    s.control,
+                    _verdict(s, lacking[of], counts[of]),
+                    f"`{COMMAND} {of}`",
+                )
+                for of, s in ((_run_by(claim), s) for claim, s in sections.items())
             ],
         ),
     ]
     for claim, section in sections.items():
         lines += ["", f"## {section.title}", "", *section.lines]
-        lacking = [run.name for run in runs if run.claim == claim and run.name not in results[claim]]
-        if lacking:
+        if missing := lacking.get(claim):
             lines += [
                 "",
-                f"Not run yet, {len(lacking)} of {sum(run.claim == claim for run in runs)} runs "
-                f"(`{COMMAND} {claim}` runs them): {', '.join(_together(lacking))}.",
+                f"Not run yet, {len(missing)} of {counts[claim]} runs "
+                f"(`{COMMAND} {claim}` runs them): {', '.join(_together(missing))}.",
             ]
     return "\n".join(lines) + "\n"
+
+
+def _verdict(section: Section, lacking: Sequence[str], count: int) -> str:
+    """What the runs there are say, and how many are not there to say it."""
+    return f"**{section.verdict}**" + (f" ({len(lacking)} of {count} runs missing)" if lacking else "")
 
 
 def _together(names: Sequence[str]) -> list[str]:
     """The names, those that differ in their last part alone as one."""
     groups: dict[str, list[str]] = {}
     for name in names:
-        groups.setdefault(name.rpartition("-")[0], []).append(name)
-    return [
-        f"{group}-\\*" if group and len(members) > 1 else member
-        for group, members in groups.items()
-        for member in (members[:1] if group and len(members) > 1 else members)
-    ]
+        groups.setdefault(name.rpartition("-")[0] or name, []).append(name)
+    return [f"{group}-\\*" if len(members) > 1 else members[0] for group, members in groups.items()]
 
 
 def _run_by(claim: str) -> str:

@@ -22,7 +22,7 @@ from ocean_train.baselines import Model
 from ocean_train.checkpoint import Checkpoint
 from ocean_train.loop import make_optimizer, optimizer_tensors, restore_optimizer, update
 from ocean_train.model import OceanConfig, OceanTransformer
-from torch import Tensor, nn
+from torch import Tensor
 
 IGNORED = -100
 """A target that does not count."""
@@ -142,8 +142,3 @@ def _checkpoint(
         history=tuple(curve),
         model_kind=kind,
     )
-
-
-def predict(model: nn.Module, inputs: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Outputs and state without gradient."""
-    return regimes.predict(model, inputs, state)

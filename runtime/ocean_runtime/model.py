@@ -146,9 +146,8 @@ class OceanModel:
         outputs = {name: arrays.pop(name) for name in self._outputs}
         if self._session.get_providers() == [CPU]:
             return bind(self._session, arrays, outputs)
-        return lambda feed: self.compute(
-            {**arrays, **feed}
-        )  # what a device does with bound arrays is not known
+        # What a device does with bound arrays is not known.
+        return lambda feed: self.compute({**arrays, **feed})
 
     def _check_graph(self) -> None:
         contract = self.contract

@@ -55,6 +55,10 @@ class CheckpointError(ValueError):
     """A checkpoint that is missing, damaged, or of a newer format; the message says what would help."""
 
 
+class HeldError(CheckpointError):
+    """Another process is writing to the folder."""
+
+
 def _versions() -> dict[str, str]:
     """Versions of what a run depends on."""
     return {
@@ -144,7 +148,7 @@ class Checkpoint:
 def held(folder: Path) -> Iterator[None]:
     """Hold `folder` (made if missing) against a second run, whose save would remove this one's files.
 
-    Raises CheckpointError where another process holds it, or it cannot be written. The lock ends with the
+    Raises HeldError where another process holds it, CheckpointError where it cannot be written. The lock ends with the
     process, however that dies; its empty file stays, as removing it would let two runs in.
     """
     try:
@@ -158,7 +162,7 @@ def held(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise CheckpointError(
+            raise HeldError(
                 f"another ocean-train is writing to {folder}; wait for its end, or give another --out"
             ) from None
         yield
