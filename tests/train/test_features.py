@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from ocean_train import baselines, features
 from ocean_train.features import Sensors, heldout, prepare, side_by_side, streams, windows
@@ -43,6 +43,7 @@ def ids_of(data: Sensors, inputs: torch.Tensor) -> np.ndarray[tuple[int, ...], n
     window=st.integers(1, 9),
     seed=st.integers(0, 3),
 )
+@example(lengths=[22, 15, 1, 1, 13, 8], window=5, seed=0)  # all three rows begin an episode at once
 def test_batches_stay_within_episodes(
     tmp_path_factory: pytest.TempPathFactory, target: str, lengths: list[int], window: int, seed: int
 ) -> None:
@@ -54,7 +55,8 @@ def test_batches_stay_within_episodes(
     lengths = [*lengths, 30, 5]
     data = log_of(tmp_path_factory.mktemp("log"), lengths, **asked)
     last = {e: n - 1 - (target == "next") for e, n in enumerate(lengths)}
-    for feed in (windows(data, 3, window, seed), streams(data, 3, window, seed)):
+    row_by_row = streams(data, 3, window, seed)
+    for feed in (windows(data, 3, window, seed), row_by_row):
         for step in range(4):
             batch = feed(step)
             ids = ids_of(data, batch.inputs)
@@ -66,7 +68,9 @@ def test_batches_stay_within_episodes(
                 assert number % 1000 <= last[int(number // 1000)]
             again = feed(step)
             assert torch.equal(again.inputs, batch.inputs) and torch.equal(again.targets, batch.targets)
-    assert batch.reset is not None and batch.reset[:, 0].all() == (not batch.carries)
+            if feed is row_by_row:  # a row starts anew with an episode, and all do with a round
+                anew = (ids[:, 0] % 1000 == 0) | (not batch.carries)
+                assert batch.reset is not None and np.array_equal(batch.reset[:, 0].numpy(), anew)
 
 
 def test_streams_carry_on_and_read_nearly_everything(tmp_path: Path) -> None:
