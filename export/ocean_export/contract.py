@@ -7,7 +7,7 @@ from typing import Any
 
 import onnx
 import torch
-from ocean_runtime import __version__
+from ocean_runtime import __version__, seal
 from ocean_runtime.contract import BATCH, METADATA_KEY, Contract, State, Tensor, digest
 from ocean_train.checkpoint import Checkpoint
 from ocean_train.model import OceanConfig, OceanTransformer
@@ -91,13 +91,13 @@ def attach(proto: onnx.ModelProto, contract: Contract) -> bytes:
 
 
 def with_metadata(proto: onnx.ModelProto, key: str, value: str) -> bytes:
-    """The file with one entry of metadata set."""
-    kept = [entry for entry in proto.metadata_props if entry.key != key]
+    """The file with one entry of metadata set, and sealed."""
+    kept = [entry for entry in proto.metadata_props if entry.key not in (key, seal.KEY)]
     del proto.metadata_props[:]
     proto.metadata_props.extend(kept)
     proto.metadata_props.add(key=key, value=value)
-    content: bytes = proto.SerializeToString()
-    return content
+    proto.metadata_props.add(key=seal.KEY, value=seal.UNSEALED)
+    return seal.seal(proto.SerializeToString())
 
 
 def _provenance(checkpoint: Checkpoint) -> dict[str, Any]:

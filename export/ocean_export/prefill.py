@@ -66,8 +66,8 @@ def prefill_graph(
 
 
 def attach_prefill(proto: onnx.ModelProto, contract: Contract) -> bytes:
-    """The file: the graph, and in its metadata the step file that it belongs to and its own digest."""
-    return with_metadata(proto, PREFILL_KEY, binding(contract, proto.SerializeToString()))
+    """The file: the graph, and in its metadata the step file that it belongs to."""
+    return with_metadata(proto, PREFILL_KEY, binding(contract))
 
 
 def verify_prefill(content: bytes, step: OceanModel, trial: Trial) -> float:
@@ -76,7 +76,7 @@ def verify_prefill(content: bytes, step: OceanModel, trial: Trial) -> float:
     All rows of the trial together, from its oceans, measured as `verify` measures them.
     """
     contract = step.contract
-    prefill = Prefill(session_of(content, 1, None), contract, scan(content, PREFILL_KEY), content)
+    prefill = Prefill(session_of(content, 1, None), contract, scan(content, PREFILL_KEY))
     entry, state = contract.inputs[0].name, contract.states[0].input
     outputs, ocean = [], trial.ocean
     for x in trial.inputs:

@@ -89,6 +89,10 @@ class Entry:
 
     def _array(self, value: ArrayLike) -> Array:
         """The value as an array whose dtype and shape will do, less the references (in float64)."""
+        if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+            if value.dtype.kind != "f":
+                raise InputError(f"input {self.name!r} has masked values; leave those steps out")
+            value = value.filled(np.nan)  # NumPy would take what lies below the mask
         try:
             array = np.asarray(value)
         except (ValueError, TypeError, OverflowError) as error:

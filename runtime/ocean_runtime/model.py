@@ -17,6 +17,7 @@ from ocean_runtime.files import read_bounded
 from ocean_runtime.prefill import PREFILL_KEY, Prefill, path_beside
 from ocean_runtime.probe import try_in_a_process
 from ocean_runtime.scan import scan
+from ocean_runtime.seal import check_seal
 
 if TYPE_CHECKING:
     from ocean_runtime.stream import Guard, OceanStream
@@ -78,6 +79,7 @@ class OceanModel:
         path = Path(path)
         data = _read_file(path)
         try:
+            check_seal(data)
             text = scan(data)
             if text is None:
                 raise ContractError(
@@ -114,8 +116,9 @@ class OceanModel:
             return None
         try:
             data = _read_file(path)
+            check_seal(data)
             found = scan(data, PREFILL_KEY)
-            return Prefill(session_of(data, *self._beside), self.contract, found, data)
+            return Prefill(session_of(data, *self._beside), self.contract, found)
         except ContractError as error:
             _log.warning("%s is not used, and steps are taken one by one: it %s", path, error)
             return None

@@ -2,13 +2,11 @@
 
 `NAME.prefill.onnx` beside `NAME.onnx` takes the same inputs with an axis of T steps in front, and gives
 all T outputs and the state after the last step. It belongs to its step file by what both say of
-themselves: the same `state_id`, precision, inputs, outputs and states. It also says the digest of its own
-graph, since one that is damaged on disk would go on with other numbers, and no error.
+themselves: the same `state_id`, precision, inputs, outputs and states.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -18,15 +16,12 @@ from numpy.typing import NDArray
 
 from ocean_runtime.contract import DTYPES, Contract, sized
 from ocean_runtime.errors import ContractError
-from ocean_runtime.protobuf import Reader, Span
 
 Array = NDArray[Any]
 
 PREFILL_KEY = "ocean_prefill"
 """The key of its metadata; a step file's is `ocean_state`, so neither is taken for the other."""
-VERSION = 2
-_METADATA_FIELD = 14
-"""metadata_props in onnx.proto's ModelProto."""
+VERSION = 3
 STEPS = 256
 """Steps of one call: so many outputs are held at once."""
 LEAST = 4
@@ -38,35 +33,22 @@ def path_beside(model: Path) -> Path:
     return model.with_suffix(".prefill.onnx")
 
 
-def binding(contract: Contract, content: bytes) -> str:
-    """What a prefill file of this content says of the step file it belongs to, and of itself, as JSON."""
+def binding(contract: Contract) -> str:
+    """What a prefill file says of the step file it belongs to, as JSON."""
     values = json.loads(contract.to_json())
     kept = ("kind", "state_id", "precision", "inputs", "outputs", "states")
-    said = {"version": VERSION, "sha256": _digest(content), **{name: values[name] for name in kept}}
-    return json.dumps(said, sort_keys=True)
-
-
-def _digest(content: bytes) -> str:
-    """Of all that an ONNX file holds besides its metadata."""
-    sha = hashlib.sha256()
-    for field in Reader(content, len(content)).fields(Span(0, len(content))):
-        if field.number != _METADATA_FIELD:
-            sha.update(f"{field.number}:{field.value}:{field.span.length}:".encode())
-            sha.update(memoryview(content)[field.span.start : field.span.end])
-    return sha.hexdigest()
+    return json.dumps({"version": VERSION, **{name: values[name] for name in kept}}, sort_keys=True)
 
 
 class Prefill:
     """A prefill graph that fits a contract: `compute` runs T steps."""
 
-    def __init__(self, session: Any, contract: Contract, said: str | None, content: bytes) -> None:
+    def __init__(self, session: Any, contract: Contract, said: str | None) -> None:
         """said: what the scanned file says under PREFILL_KEY. Raises ContractError, its message a predicate."""
         self._session = session
         self._outputs = [t.name for t in contract.outputs] + [s.output for s in contract.states]
-        if said != binding(contract, content):
-            raise ContractError(
-                "does not belong to the model beside it, or is damaged; export both again with --prefill"
-            )
+        if said != binding(contract):
+            raise ContractError("does not belong to the model beside it; export both again with --prefill")
         feed: dict[str, Array] = {
             t.name: np.full((2, *sized(t.shape, 1)), t.constant or 0, DTYPES[t.dtype])
             for t in contract.inputs

@@ -26,6 +26,7 @@ def mutants(path: Path, target: Path, count: int, seed: int = 0) -> Iterator[tup
     """`count` models, each with one weight, drawn from all of them, scaled by 1.1."""
     random = np.random.default_rng(seed)
     proto = onnx.load(path)
+    del proto.metadata_props[1:]  # the seal
     weights = [
         w for w in proto.graph.initializer if w.data_type == onnx.TensorProto.FLOAT and len(w.dims) > 0
     ]

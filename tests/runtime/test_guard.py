@@ -51,6 +51,8 @@ REFUSED: list[tuple[str, tuple[str, ...], Make]] = [
     ("an element more", FLOATS, lambda good: np.append(good, 1)),
     ("no element", FLOATS, lambda good: np.asarray(good)[:0]),
     ("ragged", FLOATS, lambda good: [[1], [2, 3], 4]),
+    ("masked", (*FLOATS, *INTS, "flag"), lambda good: np.ma.MaskedArray(good, mask=True)),
+    ("masked in part", FLOATS, lambda good: np.ma.MaskedArray(good, mask=np.arange(len(good)) == 0)),
 ]
 
 
@@ -149,7 +151,7 @@ def test_a_state_that_is_not_finite_is_never_taken(raw: OceanModel, policy: Guar
 
 
 @pytest.mark.parametrize("policy", ["hold", "reset"])
-@pytest.mark.parametrize("fault", ["input", "state"])
+@pytest.mark.parametrize("fault", ["input", "mask", "state"])
 def test_in_a_batch_only_the_rows_at_fault_are_concerned(
     raw: OceanModel, policy: Literal["hold", "reset"], fault: str
 ) -> None:
@@ -162,7 +164,9 @@ def test_in_a_batch_only_the_rows_at_fault_are_concerned(
     stream.step(batch(1.0, 3e38, 2.0))
     sound.step(batch(1.0, 0.0, 2.0))
     before = stream.snapshot()
-    bad = batch(3.0, np.nan if fault == "input" else 3e38, 5.0)
+    bad = batch(3.0, {"input": np.nan, "mask": 4.0, "state": 3e38}[fault], 5.0)
+    if fault == "mask":
+        bad["x"] = np.ma.masked_equal(bad["x"], 4.0)
     output, expected = stream.step(bad), sound.step(batch(3.0, 0.0, 5.0))
     assert np.array_equal(stream.valid, [True, False, True])
     assert np.isnan(output[1]).all()

@@ -15,8 +15,9 @@ from ocean_runtime.contract import Element
 
 
 def rewritten(source: Path, target: Path, **change: Any) -> Path:
-    """The file with fields of its contract changed."""
+    """The file with fields of its contract changed, and not sealed."""
     proto = onnx.load(source)
+    del proto.metadata_props[1:]
     contract = Contract.from_json(proto.metadata_props[0].value)
     proto.metadata_props[0].value = dataclasses.replace(contract, **change).to_json()
     onnx.save(proto, target)
@@ -56,6 +57,27 @@ def test_truncated_file_is_refused(tiny_path: Path, tmp_path: Path) -> None:
         cut.write_bytes(whole[: len(whole) * part // 4])
         with pytest.raises(ContractError, match=r"cut\.onnx"):
             OceanModel.load(cut)
+
+
+def test_a_bit_that_fell_is_found(tiny_path: Path, tmp_path: Path) -> None:
+    """Most of the bits are weights: the graph would run, and give other numbers."""
+    content = tiny_path.read_bytes()
+    path = tmp_path / "damaged.onnx"
+    random = np.random.default_rng(0)
+    for place in random.integers(len(content), size=40):
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << int(random.integers(8))
+        path.write_bytes(damaged)
+        with pytest.raises(
+            ContractError, match=r"damaged\.onnx is damaged, or was changed .* export it again"
+        ):
+            OceanModel.load(path)
+
+
+def test_a_file_without_a_seal_loads(tiny_path: Path, tmp_path: Path) -> None:
+    """As versions before seals wrote it, or one that was changed on purpose and whose seal was removed."""
+    path = rewritten(tiny_path, tmp_path / "unsealed.onnx", rate_hz=50.0)
+    assert OceanModel.load(path).contract.rate_hz == 50.0
 
 
 def test_file_without_contract_says_how_to_get_one(tiny_path: Path, tmp_path: Path) -> None:
@@ -133,8 +155,10 @@ def test_contract_at_odds_with_itself_is_refused(tiny: OceanModel) -> None:
 
 
 def test_external_data_is_refused(tiny_path: Path, tmp_path: Path) -> None:
+    proto = onnx.load(tiny_path)
+    del proto.metadata_props[1:]  # the seal
     onnx.save(
-        onnx.load(tiny_path),
+        proto,
         tmp_path / "outside.onnx",
         save_as_external_data=True,
         location="weights.bin",
