@@ -24,9 +24,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from bptt_report import alternate, provenance, publish
+from machine import ROOT
 from ocean_train import bptt, native
 from ocean_train.model import OceanConfig, OceanTransformer
-from training import ROOT, alternate, provenance, publish
+from ocean_train.tape import Matrices, Tape
 
 PIECE = 8  # steps of the chain between two hand-overs to the second thread
 SIZES = (
@@ -67,7 +69,7 @@ def overlap(D: int, L: int, B: int, T: int, rounds: int) -> dict[str, Any]:
     x, d_oceans = (torch.randn(B, T, D, generator=generator) for _ in range(2))
     parameters = [block.get_parameter(name).detach() for block in model.blocks for name in bptt.PARAMETERS]
 
-    def chain(piece: int, threads: int, pool: ThreadPoolExecutor | None) -> bptt.Matrices:
+    def chain(piece: int, threads: int, pool: ThreadPoolExecutor | None) -> Matrices:
         torch.set_num_threads(threads)
         matrices = bptt.fold(bptt._stack(tuple(parameters)))
         loops = native.loops(matrices)
@@ -114,7 +116,7 @@ def overlap(D: int, L: int, B: int, T: int, rounds: int) -> dict[str, Any]:
     return {"width": D, "layers": L, "batch": B, "steps": T, "rounds": rounds, "median_s": medians}
 
 
-def layer_gradients(tape: bptt.Tape, layer: int) -> list[torch.Tensor]:
+def layer_gradients(tape: Tape, layer: int) -> list[torch.Tensor]:
     """One layer's weight gradients from one piece of the chain: products over its rows."""
     T, B, _ = tape.x0.shape
 

@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from bptt_report import provenance, publish
+from machine import ROOT
 from ocean_train import baselines, regimes
 from ocean_train.batches import prepare, windows
 from ocean_train.corpora import load_corpus
 from ocean_train.loop import learning_rate, make_optimizer, update
 from ocean_train.model import OceanConfig
 from ocean_train.report import window_loss
-from training import ROOT, provenance, publish
 
 B, T = 32, 64
 PEAK_LR = 2e-3
@@ -74,7 +75,7 @@ def measure(D: int, L: int, steps: int) -> dict[str, Any]:
     regimes.backward(models["full"], "serial", batch.inputs, batch.targets)
     serial = time.perf_counter() - began
     return {
-        "provenance": provenance() | {"command": "python benchmarks/regimes.py " + " ".join(sys.argv[1:])},
+        "provenance": provenance(),
         "width": D,
         "layers": L,
         "steps": steps,

@@ -12,21 +12,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
-from machine import ROOT, commit, processor
-from ocean_train import baselines, bptt, native, regimes
+from bptt_report import alternate, provenance, publish, say
+from machine import ROOT
+from ocean_train import baselines, bptt, regimes
 from ocean_train.model import OceanConfig, plain_relay, position_loss
 from torch import Tensor, nn
 
@@ -125,26 +123,6 @@ def window(name: str, D: int, L: int, B: int, T: int) -> tuple[Callable[[], None
             regimes.backward(model, "detach" if name == "detach" else "full", inputs, targets)
 
     return step, model
-
-
-class Times(NamedTuple):
-    """Seconds of one contestant in each round after the first."""
-
-    wall: list[float]
-    cpu: list[float]
-
-
-def alternate(steps: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, Times]:
-    """Time all contestants in turn, the order reversed every other round."""
-    found = {name: Times([], []) for name in steps}
-    for i in range(rounds + 1):
-        for name in list(steps)[:: 1 if i % 2 else -1]:
-            wall, cpu = time.perf_counter(), time.process_time()
-            steps[name]()
-            if i > 0:
-                found[name].wall.append(time.perf_counter() - wall)
-                found[name].cpu.append(time.process_time() - cpu)
-    return found
 
 
 def compare(
@@ -264,23 +242,6 @@ def _peak_mb() -> float:
 # ------------------------------------------------------------------ what is written down
 
 
-def provenance() -> dict[str, Any]:
-    """Command, commit, machine and versions."""
-    return {
-        "command": "python benchmarks/training.py " + " ".join(sys.argv[1:]),
-        "date": time.strftime("%Y-%m-%d"),
-        "commit": commit(),
-        "cpu": processor(),
-        "capability": torch.backends.cpu.get_cpu_capability(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-        "load_average": os.getloadavg()[0],
-        "native_loops": native.available(),
-        "seed": 0,
-    }
-
-
 def markdown(report: dict[str, Any]) -> list[str]:
     """The results as Markdown."""
     made = report["provenance"]
@@ -356,24 +317,6 @@ def markdown(report: dict[str, Any]) -> list[str]:
             f"| {e['steps']} | {e['keep'] or 'all'} | {e['peak_mb'] - e['before_mb']:.0f} | {e['seconds']:.2f} |"
         )
     return [*lines, "", f"The whole run took {report['seconds']:.0f} s."]
-
-
-def publish(report: dict[str, Any], lines: list[str], out: Path, section: str | None) -> None:
-    """Write results.json and table.md into `out`, and the table into its section of docs/bptt.md."""
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "results.json").write_text(json.dumps(report, indent=1) + "\n")
-    table = "\n".join(lines)
-    (out / "table.md").write_text(table + "\n")
-    print(table)
-    if section:
-        page = ROOT / "docs" / "bptt.md"
-        before, _, rest = page.read_text().partition(f"<!-- {section} -->\n")
-        after = rest.partition(f"<!-- /{section} -->")[2]
-        page.write_text(f"{before}<!-- {section} -->\n\n{table}\n\n<!-- /{section} -->{after}")
-
-
-def say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

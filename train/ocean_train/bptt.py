@@ -14,7 +14,6 @@ Axes: B batch, T steps, D width, L layers, H heads, K = D/H, F = 4D.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,6 +22,7 @@ from torch import Tensor
 
 from ocean_train import native
 from ocean_train.model import LAYER_NORM_EPS, Block, OceanTransformer, plain_relay
+from ocean_train.tape import Gradients, Matrices, Tape
 
 KEPT_BYTES = 2**31
 """Where the tape of a window would be larger, it is recomputed in chunks of steps that fit."""
@@ -30,57 +30,6 @@ PARAMETERS = (
     *("norm1.weight", "norm1.bias", "wq.weight", "wk.weight", "wv.weight", "wo.weight"),
     *("norm2.weight", "norm2.bias", "w1.weight", "w1.bias", "w2.weight", "w2.bias"),
 )
-
-
-class Matrices(NamedTuple):
-    """All layers' weights with LayerNorm's affine part folded in; (out, in) as in PyTorch."""
-
-    wqkv: Tensor  # (L, 3D, D)
-    bqkv: Tensor  # (L, 3D)
-    wo: Tensor  # (L, D, D)
-    w1: Tensor  # (L, F, D)
-    b1: Tensor  # (L, F)
-    w2: Tensor  # (L, D, F)
-    b2: Tensor  # (L, D)
-
-
-@dataclass
-class Tape:
-    """What a run of T steps leaves for its backward pass, which overwrites qkv, kvo and slope.
-
-    Where `keep` is False only one slot exists for all steps and layers (no backward pass will come).
-    """
-
-    keep: bool
-    x0: Tensor  # (T, B, D)
-    mean0: Tensor  # (T, B, 1), of x0
-    inv0: Tensor  # (T, B, 1), 1/σ of x0
-    qkv0: Tensor  # (T, B, 3D), layer 1's
-    hat1: Tensor  # (L, T, B, D), LN1's x̂
-    inv1: Tensor  # (L, T, B)
-    qkv: Tensor  # (L, T, B, 3D)
-    kvo: Tensor  # (T, B, L, 2D)
-    a: Tensor  # (L, T, B, H)
-    y: Tensor  # (L, T, B, D)
-    hat2: Tensor  # (L, T, B, D), LN2's x̂
-    inv2: Tensor  # (L, T, B)
-    g: Tensor  # (L, T, B, F), gelu(h)
-    slope: Tensor  # (L, T, B, F), gelu'(h)
-    ohat: Tensor  # (T, B, D), x̂ of the previous ocean
-    oinv: Tensor  # (T, B)
-    dmid: Tensor  # (L, T, B, D), written backward: the gradient after the attention
-    dout: Tensor  # (L, T, B, D), written backward: the gradient after the layer
-    memory: Tensor  # what all but x0, mean0 and inv0 are views of
-
-
-class Gradients(NamedTuple):
-    """What the serial backward loop gives beside what it writes into the tape."""
-
-    dx0: Tensor  # (T, B, D), without what layer 1's q, k, v send
-    d_ocean0: Tensor  # (B, D)
-    dbqkv: Tensor  # (L, 3D)
-    db1: Tensor  # (L, F)
-    db2: Tensor  # (L, D)
 
 
 def relay(

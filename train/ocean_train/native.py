@@ -18,13 +18,11 @@ import sysconfig
 import tempfile
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from ocean_train.bptt import Gradients, Matrices, Tape
+from ocean_train.tape import Gradients, Matrices, Tape
 
 SOURCE = Path(__file__).with_name("relay.cpp")
 # No -ffast-math: a NaN must come out as a NaN, and the same input must give the same bits.
@@ -82,8 +80,6 @@ class Loops:
 
     def backward(self, tape: Tape, d_oceans: Tensor, stop: Tensor | None, valid: Tensor | None) -> Gradients:
         """See `bptt.torch_backward`."""
-        from ocean_train.bptt import Gradients
-
         _, B, D = tape.x0.shape
         L = len(self._matrices.wo)
         dx0 = torch.empty_like(tape.x0)
