@@ -21,6 +21,8 @@ MODELS = {
     "detach": {"model": "ocean", "regime": "detach"},
 }
 RECURRENT = {"lstm": {"model": "lstm"}, "gru": {"model": "gru"}}
+CONTROLS = (*RECURRENT, "rotary")
+"""What stands beside the three: the last is a standard Transformer with rotary positions."""
 SIZES = [(d, L) for d in (32, 64, 128, 256) for L in (2, 4, 6)]
 RATES = (2e-3, 4e-3)
 """Beside 1e-3, the rate of all other runs."""
@@ -46,6 +48,9 @@ def runs(scale: Scale) -> list[Run]:
         add(f"char-{d}x{L}", MODELS, width=d, layers=L)
     for d, L in TUNED[: 1 if scale.quick else None]:
         add(f"char-{d}x{L}", RECURRENT, width=d, layers=L)
+        for lr, name in _at_rates(d, L, "rotary").items():
+            settings = texts.setting(scale, width=d, layers=L, lr=lr, model="transformer")
+            found.append(texts.run(CLAIM, name, scale, settings, variants.rotary(settings)))
         for lr in RATES:
             add(f"char-{d}x{L}-lr{lr:g}", MODELS | RECURRENT, width=d, layers=L, lr=lr)
     add("char-64x2-tokens4", MODELS, width=64, layers=2, steps=8000)
@@ -110,15 +115,16 @@ def _sizes(results: Results, gains: Mapping[tuple[int, int], float | None]) -> l
     rows = []
     for (d, L), gained in gains.items():
         name = f"char-{d}x{L}"
-        cells = [cell(results, f"{name}-{m}", "window_loss") for m in MODELS | RECURRENT]
+        cells = [cell(results, f"{name}-{m}", "window_loss") for m in (*MODELS, *CONTROLS)]
         if (d, L) not in TUNED:
-            cells[3:] = ["", ""]
+            cells[len(MODELS) :] = [""] * len(CONTROLS)
         ocean = results.get(f"{name}-full")
         count = f"{ocean['parameters']:,}" if ocean else MISSING
         rows.append([f"{d}/{L}", count, *cells, _number(gained), _number(_gain(results, name, "detach"))])
     return [
         "Characters of tiny Shakespeare, one seed, 2,000 steps of 32 windows of 64, learning rate 1e-3. Loss over "
-        "the validation text in windows of 64 from a zero state, nats a character; gain = standard − ocean.",
+        "the validation text in windows of 64 from a zero state, nats a character; gain = standard − ocean. The "
+        "standard Transformer has learned positions; *rotary* is one with rotary positions.",
         "",
         *table(
             (
@@ -129,6 +135,7 @@ def _sizes(results: Results, gains: Mapping[tuple[int, int], float | None]) -> l
                 "detach",
                 "LSTM",
                 "GRU",
+                "standard, rotary",
                 "gain of full",
                 "gain of detach",
             ),
@@ -158,7 +165,7 @@ def _best_gain(results: Results, d: int, L: int) -> float | None:
 def _rates(results: Results) -> list[str]:
     rows = []
     for d, L in TUNED:
-        for model in MODELS | RECURRENT:
+        for model in (*MODELS, *CONTROLS):
             names = _at_rates(d, L, model).values()
             best = _best(results, d, L, model)
             rows.append(

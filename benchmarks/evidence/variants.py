@@ -1,4 +1,4 @@
-"""Other models than the paper's, for the controls: other blocks, another reading, a standard one with a hint.
+"""Other models than the paper's, for the controls: other blocks, another reading, other standard Transformers.
 
 The oceans among them run through the plain loop over `step`: slow, and right for any block.
 """
@@ -142,6 +142,52 @@ class Hinted(StandardTransformer):
         initialise(self, seed)
 
 
+class Rotary(StandardTransformer):
+    """A standard Transformer with rotary positions in place of learned ones (RoFormer, Su et al. 2021)."""
+
+    def __init__(self, config: OceanConfig, window: int, seed: int) -> None:
+        super().__init__(config, window, seed)
+        self.position = Nowhere()  # type: ignore[assignment]
+        self.blocks = nn.ModuleList(
+            StandardRotary(config.width, config.heads, window) for _ in range(config.layers)
+        )
+        initialise(self, seed)
+
+
+class Nowhere(nn.Module):
+    """In the place of learned positions: adds nothing, and has no weights."""
+
+    def forward(self, steps: Tensor) -> Tensor:
+        return torch.zeros((), device=steps.device)
+
+
+class StandardRotary(StandardBlock):
+    """Queries and keys turned by an angle that grows with the position, each pair of numbers at its own rate."""
+
+    def __init__(self, width: int, heads: int, window: int) -> None:
+        super().__init__(width, heads)
+        half = width // heads // 2
+        rates = 10_000.0 ** (-torch.arange(half) / half)
+        angles = torch.arange(window)[:, None] * rates
+        self.register_buffer(
+            "turn", torch.stack([angles.cos(), angles.sin()]), persistent=False
+        )  # (2, T, K/2)
+
+    def forward(self, x: Tensor, visible: Tensor | None) -> Tensor:
+        q, k, v = self.wqkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k = self._turned(q), self._turned(k)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=visible is None)
+        x = x + self.wo(y.transpose(1, 2).flatten(-2))
+        out: Tensor = x + self.w2(F.gelu(self.w1(self.norm2(x))))
+        return out
+
+    def _turned(self, x: Tensor) -> Tensor:
+        """(B, H, T, K) -> the same, the pairs being (x[i], x[i + K/2])."""
+        cos, sin = self.get_buffer("turn")[:, : x.shape[-2]]
+        a, b = x.chunk(2, -1)
+        return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
+
+
 class Shifted(nn.Embedding):
     """(B, T) -> (B, T, D): the first half of the token's embedding, the second half of the one before's."""
 
@@ -169,6 +215,11 @@ def maker(kind: str, settings: Settings) -> Callable[[int], Model]:
         return OceanWith(ocean, config, settings.seed)
 
     return make
+
+
+def rotary(settings: Settings) -> Callable[[int], Model]:
+    """Vocabulary -> the standard Transformer of these settings with rotary positions."""
+    return lambda V: Rotary(configuration(V, settings), settings.window, settings.seed)
 
 
 def configuration(vocabulary: int, settings: Settings) -> OceanConfig:

@@ -9,7 +9,7 @@ import claims
 import numpy as np
 import pytest
 import torch
-from evidence import driver, echo, tasks, tracking
+from evidence import driver, echo, tasks, tracking, variants
 from evidence.driver import Run, Scale
 from ocean_train.checkpoint import Checkpoint
 
@@ -104,3 +104,13 @@ def test_recall_asks_for_what_was_given() -> None:
         given = dict(zip(inputs[:8:2], inputs[1:8:2], strict=True))
         assert len(given) == 4 and targets[:8] == [tasks.IGNORED] * 8
         assert [given[key] for key in inputs[8:]] == targets[8:]
+
+
+def test_rotary_positions_count_from_each_other() -> None:
+    block = variants.StandardRotary(width=16, heads=2, window=64)
+    q, k = torch.randn(2, 1, 1, 1, 8, generator=torch.manual_seed(0)).expand(2, 1, 1, 64, 8)
+    scores = (block._turned(q) @ block._turned(k).mT)[0, 0]  # one query and one key, at every two positions
+    for distance in (0, 1, 7, 40):
+        along = scores.diagonal(-distance)
+        assert torch.allclose(along, along[0].expand_as(along), atol=1e-5)
+    assert scores[:, 0].std() > 0.1
