@@ -272,8 +272,9 @@ def _delays(results: Results) -> list[str]:
     ]
     return [
         f"d = 32, 2 layers, trained on delays of 1 to 64 steps; loss of the answer, nats (chance {CHANCE:.3f}). The "
-        "ocean runs from its exported file; a standard Transformer sees the last 66 steps. `noise`: random other "
-        "symbols in place of blanks, from training on.",
+        "ocean runs from its exported file. A standard Transformer sees the last 66 steps, and its loss at a delay of "
+        f"64 is {_small(get(results, 'transformer', 'loss', '64'))}. `noise`: random other symbols in place of "
+        "blanks, from training on.",
         "",
         *table(("delay", *(f"{delay:,}" for delay in DELAYS), ""), rows),
     ]
