@@ -106,11 +106,12 @@ def test_any_sizes(data: st.DataObject) -> None:
         assert_same(gradients(case, relay), expected, ORACLE)
 
 
+@pytest.mark.parametrize("truncate", [1, 3])
 @pytest.mark.parametrize("name", FAST)
-def test_a_truncated_window_matches_the_oracle(name: str) -> None:
+def test_a_truncated_window_matches_the_oracle(name: str, truncate: int) -> None:
     case = make(3, 7, 8, masked=True)
-    relay = partial(FAST[name], truncate=3)
-    assert_same(gradients(case, relay), oracle(case, truncate=3), ORACLE)
+    relay = partial(FAST[name], truncate=truncate)
+    assert_same(gradients(case, relay), oracle(case, truncate=truncate), ORACLE)
 
 
 @pytest.mark.parametrize("name", FAST)
@@ -124,14 +125,31 @@ def test_truncation_lets_exactly_nothing_through(name: str) -> None:
     assert (x.grad[:, 3:] != 0).all()
 
 
-def test_one_step_of_gradient_is_detach() -> None:
-    case = make(4, 6, 16, masked=True)
-    expected = gradients(case, regimes.relay("detach"))
-    found = gradients(case, regimes.relay("full", truncate=1))
-    # The initial ocean itself gets a gradient from its first reader in `full` alone.
-    assert expected.pop("ocean") is None
-    del found["ocean"]
+def from_constants(
+    model: OceanTransformer, x: Tensor, ocean: Tensor, reset: Tensor | None, valid: Tensor | None
+) -> Tensor:
+    """What `detach` means: every step by itself, from the plain loop's oceans as constants."""
+    with torch.no_grad():
+        oceans = plain_relay(model, x, ocean, reset, valid)
+    before = torch.cat([ocean.detach()[:, None], oceans[:, :-1]], 1)
+    before = before if reset is None else torch.where(reset[..., None], 0.0, before)
+    after = model.advance(x, before)
+    return after if valid is None else torch.where(valid[..., None], after, before)
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_detach_takes_the_oceans_as_constants(data: st.DataObject) -> None:
+    H, B, T, L = (data.draw(st.integers(*span)) for span in ((1, 3), (1, 9), (1, 7), (1, 3)))
+    case = make(B, T, H * 4, L, H, masked=data.draw(st.booleans()), seed=data.draw(st.integers(0, 99)))
+    expected = gradients(case, from_constants)
+    found = gradients(case, regimes.relay("detach"))
+    assert expected.pop("ocean") is None and found.pop("ocean") is None
     assert_same(found, expected, ORACLE)
+    for keep in (None, data.draw(st.integers(1, 8), "keep")):
+        found = gradients(case, regimes.relay("full", truncate=1, keep=keep))
+        del found["ocean"]  # which gets a gradient from its first reader, in `full` alone
+        assert_same(found, expected, ORACLE)
 
 
 def test_no_gradient_wanted_gives_the_same_oceans() -> None:

@@ -14,6 +14,7 @@ Axes: B batch, T steps, D width, L layers, H heads, K = D/H, F = 4D.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -52,7 +53,7 @@ def relay(
     The backward pass is written out for `Block`. A model with blocks of its own goes through the plain loop,
     which has neither option: ValueError.
     """
-    if any(type(block) is not Block for block in model.blocks):
+    if not written_out(model):
         if (truncate, keep) != (None, None):
             raise ValueError("truncate and keep are for the model's own blocks, not for variants of them")
         return plain_relay(model, x, ocean, reset, valid)
@@ -65,6 +66,11 @@ def relay(
     options = _Options(model.config.heads, truncate, keep, wanted, use_native)
     oceans: Tensor = _Chain.apply(x, ocean, reset, valid, options, *parameters)  # type: ignore[no-untyped-call]
     return oceans
+
+
+def written_out(model: OceanTransformer) -> bool:
+    """Whether the backward pass here is that of the model's blocks, and not of others in their place."""
+    return all(type(block) is Block for block in model.blocks)
 
 
 class _Options(NamedTuple):
@@ -127,7 +133,10 @@ class _Chain(torch.autograd.Function):
             d_part = d_oceans[:, piece].clone(memory_format=torch.contiguous_format)
             d_part[:, -1] += carry
             masks = [None if m is None else m[:, piece].t().contiguous() for m in (stop, valid)]
-            run = ctx.loops.backward if ctx.loops else partial(torch_backward, ctx.matrices)
+            if options.truncate == 1:
+                run = partial(backward_at_once, ctx.matrices)
+            else:
+                run = ctx.loops.backward if ctx.loops else partial(torch_backward, ctx.matrices)
             gradients = run(tape, d_part, *masks)
             carry = gradients.d_ocean0
             dx.append(_token_gradient(ctx.matrices, tape, gradients).transpose(0, 1))
@@ -295,6 +304,25 @@ def torch_backward(
     dbqkv = tape.qkv.sum((1, 2))
     dbqkv[:, D:] += tape.kvo.sum((0, 1))
     return Gradients(dx0, d_ocean, dbqkv, tape.slope.sum((1, 2)), tape.dout.sum((1, 2)))
+
+
+STEPS_FIRST = ("x0", "mean0", "inv0", "qkv0", "kvo", "ohat", "oinv")
+LAYERS_FIRST = ("hat1", "inv1", "qkv", "a", "y", "hat2", "inv2", "g", "slope", "dmid", "dout")
+
+
+def backward_at_once(
+    matrices: Matrices, tape: Tape, d_oceans: Tensor, stop: Tensor | None, valid: Tensor | None
+) -> Gradients:
+    """`torch_backward` where `stop` lets nothing pass between steps: T·B rows of one step, and nothing serial."""
+    T, B, D = tape.x0.shape
+    one_step = replace(
+        tape,
+        **{name: getattr(tape, name).view(1, T * B, *getattr(tape, name).shape[2:]) for name in STEPS_FIRST},
+        **{name: getattr(tape, name).flatten(1, 2)[:, None] for name in LAYERS_FIRST},
+    )
+    masks = [None if m is None else m.view(1, T * B) for m in (stop, valid)]
+    found = torch_backward(matrices, one_step, d_oceans.transpose(0, 1).reshape(T * B, 1, D), *masks)
+    return found._replace(dx0=found.dx0.view(T, B, D), d_ocean0=found.d_ocean0[:B])
 
 
 def weight_gradients(tape: Tape, gradients: Gradients) -> Matrices:

@@ -2,7 +2,7 @@
 
 - `serial`: the chain by hand in NumPy float64 (ocean_train.serial). The oracle; slow, and trains.
 - `full`: the exact chain through time, fast (ocean_train.bptt).
-- `detach`: the oceans first, without gradient, then all T steps in parallel with the oceans as constants.
+- `detach`: the same oceans as constants, so that no gradient passes from step to step.
 
 Axes: B batch, T steps, D width, M observation features.
 """
@@ -47,12 +47,14 @@ def detach_relay(
     *,
     sweeps: int | None = None,
 ) -> Tensor:
-    """All T steps at once from oceans computed beforehand without gradient; the same values as `full`.
+    """The oceans of `full`, taken as constants: the backward pass is one over all T steps at once.
 
     With `sweeps` = K nothing is serial: K times, all T steps are computed at once from the oceans of the
     sweep before (the first sweep's are zero), and only the last sweep has a gradient. A sweep makes one more
     step exact, so that K = T is exact and fewer are an approximation.
     """
+    if sweeps is None and bptt.written_out(model):
+        return bptt.relay(model, x, ocean.detach(), reset, valid, truncate=1)
     with torch.no_grad():
         if sweeps is None:
             oceans = bptt.relay(model, x, ocean, reset, valid)
