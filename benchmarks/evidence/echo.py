@@ -35,6 +35,7 @@ NOISE = np.arange(11, 19)
 K = len(SYMBOLS)
 LAYERS, HEADS = 2, 4
 DELAYS = (100, 1_000, 10_000, 100_000, 1_000_000, 2_000_000, 10_000_000)
+CAPACITY_WIDTHS = (16, 32, 64)
 CAPACITY_DELAYS = (16, 100, 1_000, 10_000)
 COUNTS = (1, 2, 4, 8, 16)
 AT_ONCE = 1000
@@ -83,7 +84,7 @@ def runs(scale: Scale) -> list[Run]:
     ):
         upto = delays if filler is blanks else tuple(d for d in delays if d <= 1_000_000)
         found.append(_run(scale, name, kind, 32, task(scale, 1, filler, 64, 3000), filler, upto))
-    for d in (32,) if scale.quick else (32, 64, 128):
+    for d in CAPACITY_WIDTHS[: 1 if scale.quick else None]:
         for N in COUNTS:
             found.append(_capacity(scale, d, N))
     return found
@@ -286,7 +287,7 @@ def _link(results: Results, name: str) -> str:
 
 def _capacities(results: Results) -> list[str]:
     rows = []
-    for d in (32, 64, 128):
+    for d in CAPACITY_WIDTHS:
         for delay in CAPACITY_DELAYS:
             bits = [get(results, f"capacity-d{d}-n{N:02}", "bits", str(delay)) for N in COUNTS]
             if any(b is not None for b in bits):
