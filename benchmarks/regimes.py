@@ -93,10 +93,10 @@ def measure(D: int, L: int, steps: int) -> dict[str, Any]:
 
 def operations(name: str) -> float:
     """Matrix products of a training step, in units of one forward pass of the ocean's blocks."""
-    kind, regime, options = RUNS[name]
+    kind, _, options = RUNS[name]
     if kind == "transformer":
         return 3 * 12 / 14
-    return 3.0 if regime == "full" else 3.0 + (options["sweeps"] - 1 if options else 1)
+    return 3.0 + options.get("sweeps", 1) - 1
 
 
 def markdown(report: dict[str, Any]) -> list[str]:
