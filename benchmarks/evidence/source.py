@@ -25,7 +25,7 @@ from evidence.page import MISSING, Results, Section, cell, get, table
 CLAIM = "source"
 SIZE = {"width": 64, "layers": 2}
 CUTS = (16, 4, 1)
-SWEEPS = (2, 4, 8)
+SEEN = (2, 4, 8)
 PROBED = 32
 """Steps back to which the probe looks."""
 RIDGE = 1e-3
@@ -33,9 +33,9 @@ RIDGE = 1e-3
 
 def runs(scale: Scale) -> list[Run]:
     found = [texts.run(CLAIM, f"cut{cut}", scale, texts.setting(scale, **SIZE, truncate=cut)) for cut in CUTS]
-    for n in SWEEPS:
+    for n in SEEN:
         short = texts.setting(scale, **SIZE, regime="detach", sweeps=n)
-        found.append(texts.run(CLAIM, f"sweeps{n}", scale, short))
+        found.append(texts.run(CLAIM, f"sees{n}", scale, short, variants.nearsighted(short)))
     # Nothing is read, so that nothing is serial: one sweep is exact.
     blind = texts.setting(scale, **SIZE, regime="detach", sweeps=1)
     found.append(texts.run(CLAIM, "a0", scale, blind, _with(variants.Blind, blind)))
@@ -189,7 +189,7 @@ def _regimes(results: Results, of_gain: Results) -> list[str]:
         "full": (of_gain, "char-64x2-full"),
         **{f"full, gradient cut every {n} steps": (results, f"cut{n}") for n in CUTS},
         "detach": (of_gain, "char-64x2-detach"),
-        **{f"detach, trained to see {n} tokens": (results, f"sweeps{n}") for n in SWEEPS},
+        **{f"detach, seeing {n} tokens of each window": (results, f"sees{n}") for n in SEEN},
         "a = 0: the ocean is never read": (results, "a0"),
         "a = 1: the ocean alone is read": (results, "a1"),
         "standard Transformer, handed the token before": (results, "hinted-64x2"),

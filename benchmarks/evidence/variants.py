@@ -6,12 +6,14 @@ The oceans among them run through the plain loop over `step`: slow, and right fo
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from ocean_train.baselines import Model, StandardBlock, StandardTransformer
 from ocean_train.loop import Settings
-from ocean_train.model import LAYER_NORM_EPS, Block, OceanConfig, OceanTransformer, initialise
+from ocean_train.model import LAYER_NORM_EPS, Block, OceanConfig, OceanTransformer, Relay, initialise
+from ocean_train.regimes import detach_relay
 from torch import Tensor, nn
 
 KINDS = ("postnorm", "swiglu")
@@ -204,6 +206,28 @@ BLOCKS: dict[str, tuple[type[Block], type[StandardBlock]]] = {
 }
 
 
+class Nearsighted(OceanTransformer):
+    """An Ocean Transformer whose every step sees the last few tokens alone, its own among them.
+
+    Each ocean is computed anew from zero so many steps before: the sweeps of `detach_relay`.
+    """
+
+    def __init__(self, config: OceanConfig, seed: int, seen: int) -> None:
+        super().__init__(config, seed)
+        self.relay = partial(detach_relay, sweeps=seen)
+
+    def forward(
+        self,
+        inputs: Tensor,
+        ocean: Tensor | None = None,
+        *,
+        reset: Tensor | None = None,
+        valid: Tensor | None = None,
+        relay: Relay | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        return super().forward(inputs, ocean, reset=reset, valid=valid, relay=self.relay)
+
+
 def maker(kind: str, settings: Settings) -> Callable[[int], Model]:
     """Vocabulary -> the model of these settings with blocks of another kind."""
     ocean, standard = BLOCKS[kind]
@@ -220,6 +244,13 @@ def maker(kind: str, settings: Settings) -> Callable[[int], Model]:
 def rotary(settings: Settings) -> Callable[[int], Model]:
     """Vocabulary -> the standard Transformer of these settings with rotary positions."""
     return lambda V: Rotary(configuration(V, settings), settings.window, settings.seed)
+
+
+def nearsighted(settings: Settings) -> Callable[[int], Model]:
+    """Vocabulary -> the ocean of these settings that sees as many tokens as there are sweeps."""
+    assert settings.sweeps is not None
+    seen = settings.sweeps
+    return lambda V: Nearsighted(configuration(V, settings), settings.seed, seen)
 
 
 def configuration(vocabulary: int, settings: Settings) -> OceanConfig:

@@ -12,6 +12,7 @@ import torch
 from evidence import driver, echo, tasks, tracking, variants
 from evidence.driver import Run, Scale
 from ocean_train.checkpoint import Checkpoint
+from ocean_train.model import OceanConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -114,3 +115,12 @@ def test_rotary_positions_count_from_each_other() -> None:
         along = scores.diagonal(-distance)
         assert torch.allclose(along, along[0].expand_as(along), atol=1e-5)
     assert scores[:, 0].std() > 0.1
+
+
+def test_the_nearsighted_see_so_many_tokens() -> None:
+    model = variants.Nearsighted(OceanConfig(30, 30, width=16, layers=2, heads=2), seed=0, seen=3)
+    tokens = torch.arange(10)[None]
+    changed = tokens.clone()
+    changed[0, 4] = 20
+    differ = (model(tokens)[0] != model(changed)[0]).any(-1)[0]
+    assert differ.nonzero().flatten().tolist() == [4, 5, 6]
