@@ -6,7 +6,8 @@
     python benchmarks/claims.py --page                         only the page
     python benchmarks/claims.py --quick                        all of it at a tiny size, into runs/
 
-Started more than once, the processes share the grid. One thread each.
+Started more than once, the processes share the grid. One thread each. A run that is there is not made again: to
+repeat it, remove its file under results/evidence/ and its folder under runs/evidence/.
 """
 
 from __future__ import annotations
@@ -26,20 +27,23 @@ QUICK = ROOT / "runs" / "evidence-quick"
 
 
 def main() -> None:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     p.add_argument("claims", nargs="*", metavar="CLAIM", help=f"of {', '.join(CLAIMS)}; all if not given")
     p.add_argument("--only", default="*", metavar="PATTERN", help="runs whose names match")
     p.add_argument("--text", type=Path, metavar="FILE", help="tiny Shakespeare; fetched where not given")
-    p.add_argument("--work", type=Path, default=ROOT / "runs" / "evidence", help="for checkpoints")
+    p.add_argument("--work", type=Path, metavar="DIR", help="for checkpoints: default runs/evidence")
     p.add_argument("--list", action="store_true")
     p.add_argument("--page", action="store_true")
     p.add_argument("--quick", action="store_true")
-    p.add_argument(
-        "--into", type=Path, default=QUICK, metavar="DIR", help="for --quick: default runs/evidence-quick"
-    )
+    p.add_argument("--into", type=Path, metavar="DIR", help="for --quick: default runs/evidence-quick")
     args = p.parse_args()
     if unknown := set(args.claims) - set(CLAIMS):
         p.error(f"unknown claim {', '.join(sorted(unknown))}; choose of {', '.join(CLAIMS)}")
+    for name in ("text", "work") if args.quick else ("into",):
+        if getattr(args, name) is not None:
+            p.error(f"--{name} is for the {'full' if args.quick else 'tiny'} grid: see --quick")
     torch.set_num_threads(1)
     try:
         run_and_write(args)
@@ -48,7 +52,7 @@ def main() -> None:
 
 
 def run_and_write(args: argparse.Namespace) -> None:
-    """What the command line asks for. Raises ResultError where a file of results is damaged."""
+    """What the command line asks for. Raises ResultError where a file of results is damaged, or no run is meant."""
     scale = at_scale(args.quick, args.text, args.work, args.into)
     runs = [
         run
@@ -56,11 +60,15 @@ def run_and_write(args: argparse.Namespace) -> None:
         for run in CLAIMS[claim].runs(scale)
         if fnmatch.fnmatch(run.name, args.only)
     ]
+    if not runs:
+        raise driver.ResultError(f"no run has a name that matches {args.only!r}; --list shows them")
     if args.list:
         for run in runs:
             print("done   " if driver.done(run, scale) else "missing", f"{run.claim}/{run.name}")
         return
     if not args.page:
+        there = sum(driver.done(run, scale) for run in runs)
+        driver.say(f"{there} of {len(runs)} runs are there already")
         driver.perform(runs, scale)
     target = scale.results.parent / "evidence.md" if args.quick else PAGE
     target.write_text(rendered(scale))

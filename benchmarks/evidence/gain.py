@@ -78,14 +78,14 @@ def runs(scale: Scale) -> list[Run]:
 def section(results: Results) -> Section:
     gains = {size: _gain(results, f"char-{size[0]}x{size[1]}") for size in SIZES}
     known = [g for g in gains.values() if g is not None]
-    if len(known) < len(SIZES):
-        verdict = f"open: {len(known)} of {len(SIZES)} sizes"
+    if not known:
+        verdict = "open"
+    elif len(known) < len(SIZES):
+        verdict = f"a gain at {sum(g > 0 for g in known)} of {len(known)} sizes, of {len(SIZES)}"
+    elif min(known) > 0:
+        verdict = "holds"
     else:
-        verdict = (
-            "holds"
-            if min(known) > 0
-            else f"doesn't hold here: {sum(g > 0 for g in known)} of {len(known)} sizes"
-        )
+        verdict = f"doesn't hold here: {sum(g > 0 for g in known)} of {len(known)} sizes"
     tuned = [g for d, L in TUNED if (g := _best_gain(results, d, L)) is not None]
     return Section(
         title="1. Universal gain",

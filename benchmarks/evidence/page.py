@@ -39,10 +39,11 @@ def render(sections: Mapping[str, Section], runs: Sequence[Run], results: Mappin
     lines = [
         "# Evidence",
         "",
-        "The paper's claims, tested so that they could fail. Every figure below is written by",
-        f"`{COMMAND} --page` from the files under `results/evidence/`, one for each run; the figures in the",
+        "The claims of the paper that proposes the model, tested so that they could fail. Every figure below is",
+        f"written by `{COMMAND} --page` from the files under `results/evidence/`, one for each run; the figures in the",
         "tables link to theirs, which holds its settings, command, commit, versions, machine, seed and curve. A",
-        "test fails where this page and the results differ. What is missing was not run yet.",
+        "test fails where this page and the results differ. What is missing was not run yet. A command runs what is",
+        "missing of its claim; to repeat a run, remove its file first.",
         "",
         *machines(found),
         "",
@@ -73,8 +74,11 @@ def render(sections: Mapping[str, Section], runs: Sequence[Run], results: Mappin
 
 
 def _verdict(section: Section, lacking: Sequence[str], count: int) -> str:
-    """What the runs there are say, and how many are not there to say it."""
-    return f"**{section.verdict}**" + (f" ({len(lacking)} of {count} runs missing)" if lacking else "")
+    """What the runs there are say; open as long as some are not there to say it."""
+    if not lacking:
+        return f"**{section.verdict}**"
+    so_far = "" if section.verdict == "open" else f"; so far: {section.verdict}"
+    return f"**open{so_far}** ({len(lacking)} of {count} runs missing)"
 
 
 def _together(names: Sequence[str]) -> list[str]:

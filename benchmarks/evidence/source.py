@@ -202,11 +202,8 @@ def _regimes(results: Results, of_gain: Results) -> list[str]:
         "64/2 unless said, 2,000 steps as in claim 1.",
         "",
         *table(
-            ("", "loss in windows", "as one stream"),
-            [
-                [what, cell(found, name, "window_loss"), cell(found, name, "stream_loss")]
-                for what, (found, name) in names.items()
-            ],
+            ("", "loss"),
+            [[what, cell(found, name, "window_loss")] for what, (found, name) in names.items()],
         ),
         "",
         "*Why `detach` beats the standard Transformer*: the explanation tested is that the ocean hands every layer "

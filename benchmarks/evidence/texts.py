@@ -24,6 +24,8 @@ EVERY = 250
 """Steps between two measurements, and two saves."""
 BATCH = 32
 QUICK_CHARACTERS = 20_000
+CURVE = ("step", "train_loss", "window_loss")
+"""What is kept of each measurement."""
 
 
 def setting(scale: Scale, **changes: Any) -> Settings:
@@ -90,9 +92,6 @@ def report(checkpoint: Checkpoint, folder: Path) -> dict[str, Any]:
         "parameters": sum(w.numel() for w in checkpoint.weights.values()),
         "tokens": settings["steps"] * settings["batch"] * settings["window"],
         "cpu_seconds": spent.get(str(checkpoint.step)),
-        "curve": [dict(entry) for entry in checkpoint.history],
-        "result": {
-            "window_loss": checkpoint.history[-1]["window_loss"],
-            "stream_loss": checkpoint.history[-1]["stream_loss"],
-        },
+        "curve": [{name: entry[name] for name in CURVE} for entry in checkpoint.history],
+        "result": {"window_loss": checkpoint.history[-1]["window_loss"]},
     }

@@ -112,6 +112,11 @@ class Parity:
             f"largest error over {self.steps:,} closed-loop steps at batch {batches} "
             f"(tolerance {self.tolerance:g}) against PyTorch in " + "; ".join(lines) + f"; of a single step "
             f"{self.one_step.largest:.1e}; PyTorch's float32 against its float64 {self.own_drift:.1e}"
+            + (
+                f", so the loop may differ by {DRIFTS} times that, {self.allowed:.1e}"
+                if self.allowed > self.tolerance
+                else ""
+            )
         )
 
 

@@ -197,7 +197,11 @@ def test_the_losses_are_those_of_the_model_called_directly() -> None:
     with torch.no_grad():
         outputs, _ = model(tokens[None, :-1])
         direct = torch.nn.functional.cross_entropy(outputs[0], tokens[1:]).item()
-        assert stream_loss(model, tokens, 5) == pytest.approx(direct, rel=1e-5)
+        assert stream_loss(model, tokens, len(tokens)) == pytest.approx(direct, rel=1e-5)
+        streams = tokens[:65].unfold(0, 3, 2)  # 32 of 2 steps
+        outputs, _ = model(streams[:, :-1])
+        direct = torch.nn.functional.cross_entropy(outputs.flatten(0, 1), streams[:, 1:].flatten()).item()
+        assert stream_loss(model, tokens[:65], 1) == pytest.approx(direct, rel=1e-5)
         rows = tokens[: len(tokens) - 1 - (len(tokens) - 1) % 5].view(-1, 5)
         targets = tokens[1 : rows.numel() + 1]
         direct = torch.nn.functional.cross_entropy(model(rows)[0].flatten(0, 1), targets).item()

@@ -53,7 +53,7 @@ def test_a_run_prints_its_losses_and_a_sample_and_leaves_a_checkpoint_and_a_pict
     assert main(["--text", str(text), *TINY, "--out", str(out)]) == 0
     printed = capsys.readouterr().out
     assert "text   text.txt: 591 tokens to train on, 65 to validate" in printed
-    assert printed.count("as one stream") == 2
+    assert printed.count("with the state carried") == 2
     assert "done   validation loss" in printed
     assert "it writes, after reading" in printed
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")

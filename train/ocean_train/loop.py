@@ -380,7 +380,7 @@ def describe(entry: Mapping[str, Any]) -> str:
         )
     return (
         f"step {entry['step']:>6}   train {nats(entry['train_loss'])}   "
-        f"validation {nats(entry['window_loss'])} in windows, {nats(entry['stream_loss'])} as one stream"
+        f"validation {nats(entry['window_loss'])} in windows, {nats(entry['stream_loss'])} with the state carried"
     )
 
 

@@ -15,6 +15,7 @@ from ocean_train.regimes import predict
 
 EVALUATION_WINDOWS = 2048
 EVALUATION_BATCH = 256
+EVALUATION_STREAMS = 32
 EVALUATION_STREAM = 4096
 
 
@@ -38,15 +39,20 @@ def window_loss(model: Model, tokens: Tensor, window: int) -> float:
 
 @torch.no_grad()
 def stream_loss(model: Model, tokens: Tensor, window: int) -> float:
-    """Mean loss, nats a token, over the first 4,096 of (N,) tokens as one stream with its state carried."""
-    tokens = tokens[: EVALUATION_STREAM + 1]
+    """Mean loss, nats a token, over (N,) tokens in 32 streams side by side, each with its state carried.
+
+    So it is over the same text as `window_loss`: where there are more than 32 · 4,096 tokens, that many, the
+    streams beginning at even distances; where there are few, in fewer streams.
+    """
+    apart = (len(tokens) - 1) // min(EVALUATION_STREAMS, max(1, (len(tokens) - 1) // window))
+    rows = tokens.unfold(0, apart + 1, apart)[:, : EVALUATION_STREAM + 1]  # (streams, steps + 1)
     state, total = None, 0.0
     for inputs, targets in zip(
-        torch.split(tokens[:-1], window), torch.split(tokens[1:], window), strict=True
+        torch.split(rows[:, :-1], window, 1), torch.split(rows[:, 1:], window, 1), strict=True
     ):
-        outputs, state = predict(model, inputs[None], state)
-        total += position_loss(model.config, outputs, targets[None]).double().sum().item()
-    return total / (len(tokens) - 1)
+        outputs, state = predict(model, inputs, state)
+        total += position_loss(model.config, outputs, targets).double().sum().item()
+    return total / rows[:, 1:].numel()
 
 
 @torch.no_grad()
