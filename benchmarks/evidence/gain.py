@@ -231,16 +231,26 @@ def _shape(results: Results) -> list[str]:
                     "–" if f is None else f"{f:,.0f}" if ratio is None else f"{f:,.0f} ({ratio:.1f})"
                     for f, ratio in zip(steps[1], ratios, strict=True)
                 ),
+                _as_good(*curves),
             ]
         )
     return [
         "",
         "Consistent learning: the steps after which `full` reaches a validation loss (between two measurements, 250 "
         "steps apart, on a straight line), and in brackets how many times as many the standard Transformer takes, "
-        "where it gets there. Curves of one shape would have one ratio in a row.",
+        "where it gets there. Curves of one shape would have one ratio in a row. Last: when `full` is as good as the "
+        "standard Transformer is after all its steps.",
         "",
-        *table(("d/L", *map(str, LEVELS)), rows),
+        *table(("d/L", *map(str, LEVELS), "as good at"), rows),
     ]
+
+
+def _as_good(standard: Sequence[tuple[int, float]], full: Sequence[tuple[int, float]]) -> str:
+    """The step at which `full` reaches the standard Transformer's last loss."""
+    if full[0][1] <= standard[-1][1]:
+        return f"before {full[0][0]:,}"
+    step = _reaches(full, standard[-1][1])
+    return "never" if step is None else f"{step:,.0f}"
 
 
 def _curve(results: Results, name: str) -> list[tuple[int, float]]:

@@ -164,6 +164,7 @@ def test_a_loop_may_drift_as_far_as_rounding_does(wild: tuple[OceanTransformer, 
     trial = make_trial(model, 500)
     parity = verify(OceanModel.load(path), trial, reference(model, trial))
     assert parity.own_drift > parity.tolerance, "else this model shows nothing"
+    assert f"so the loop may differ by 4 times that, {parity.allowed:.1e}" in str(parity)
     assert parity.passed and parity.one_step.largest < 1e-5
 
 
