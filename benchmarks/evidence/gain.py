@@ -44,15 +44,20 @@ def runs(scale: Scale) -> list[Run]:
             for model, which in models.items()
         )
 
-    for d, L in sorted(sizes, key=lambda size: size[0] ** 2 * size[1]):
+    def add_rotary(name: str, **changes: object) -> None:
+        settings = texts.setting(scale, **changes, model="transformer")
+        found.append(texts.run(CLAIM, f"{name}-rotary", scale, settings, variants.rotary(settings)))
+
+    sizes.sort(key=lambda size: size[0] ** 2 * size[1])
+    for d, L in sizes:
         add(f"char-{d}x{L}", MODELS, width=d, layers=L)
+    for d, L in sizes:
+        add_rotary(f"char-{d}x{L}", width=d, layers=L)
     for d, L in TUNED[: 1 if scale.quick else None]:
         add(f"char-{d}x{L}", RECURRENT, width=d, layers=L)
-        for lr, name in _at_rates(d, L, "rotary").items():
-            settings = texts.setting(scale, width=d, layers=L, lr=lr, model="transformer")
-            found.append(texts.run(CLAIM, name, scale, settings, variants.rotary(settings)))
         for lr in RATES:
             add(f"char-{d}x{L}-lr{lr:g}", MODELS | RECURRENT, width=d, layers=L, lr=lr)
+            add_rotary(f"char-{d}x{L}-lr{lr:g}", width=d, layers=L, lr=lr)
     add("char-64x2-tokens4", MODELS, width=64, layers=2, steps=8000)
     add("char-64x2-window256", MODELS, width=64, layers=2, window=256, batch=8)
     for kind in variants.KINDS:
@@ -87,11 +92,18 @@ def section(results: Results) -> Section:
     else:
         verdict = f"doesn't hold here: {sum(g > 0 for g in known)} of {len(known)} sizes"
     tuned = [g for d, L in TUNED if (g := _best_gain(results, d, L)) is not None]
+    against_rotary = [
+        rotary - full
+        for d, L in SIZES
+        if (rotary := get(results, f"char-{d}x{L}-rotary", "window_loss")) is not None
+        and (full := get(results, f"char-{d}x{L}-full", "window_loss")) is not None
+    ]
     return Section(
         title="1. Universal gain",
         paper="an Ocean Transformer beats a standard one of the same size at every size",
         ours=f"{sum(g > 0 for g in known)} of {len(known)} sizes; gain {span(known)} nats a character",
-        control=f"best of three learning rates for each: gain {span(tuned)}; more tokens, longer windows, below",
+        control=f"against a standard Transformer with rotary positions: gain {span(against_rotary)}; best of three "
+        f"learning rates for each: gain {span(tuned)}; more tokens, longer windows, below",
         verdict=verdict,
         lines=[
             *_sizes(results, gains),
@@ -115,9 +127,10 @@ def _sizes(results: Results, gains: Mapping[tuple[int, int], float | None]) -> l
     rows = []
     for (d, L), gained in gains.items():
         name = f"char-{d}x{L}"
-        cells = [cell(results, f"{name}-{m}", "window_loss") for m in (*MODELS, *CONTROLS)]
-        if (d, L) not in TUNED:
-            cells[len(MODELS) :] = [""] * len(CONTROLS)
+        cells = [
+            "" if m in RECURRENT and (d, L) not in TUNED else cell(results, f"{name}-{m}", "window_loss")
+            for m in (*MODELS, *CONTROLS)
+        ]
         ocean = results.get(f"{name}-full")
         count = f"{ocean['parameters']:,}" if ocean else MISSING
         rows.append([f"{d}/{L}", count, *cells, _number(gained), _number(_gain(results, name, "detach"))])
