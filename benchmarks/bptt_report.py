@@ -55,13 +55,13 @@ def provenance() -> dict[str, Any]:
 
 
 def publish(report: dict[str, Any], lines: list[str], out: Path, section: str | None) -> None:
-    """Write results.json and table.md into `out`, and the table into its section of docs/bptt.md."""
+    """Write results.json and table.md into `out`; into the page's section as well where `out` is results/SECTION."""
     out.mkdir(parents=True, exist_ok=True)
     (out / "results.json").write_text(json.dumps(report, indent=1) + "\n")
     table = "\n".join(lines)
     (out / "table.md").write_text(table + "\n")
     print(table)
-    if section:
+    if section and out.resolve() == ROOT / "results" / section:
         page = ROOT / "docs" / "bptt.md"
         before, _, rest = page.read_text().partition(f"<!-- {section} -->\n")
         after = rest.partition(f"<!-- /{section} -->")[2]

@@ -23,12 +23,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from bptt_report import alternate, provenance, publish
-from machine import ROOT
-from ocean_train import bptt, native
-from ocean_train.model import OceanConfig, OceanTransformer
-from ocean_train.tape import Matrices, Tape
+try:
+    import torch
+    from bptt_report import alternate, provenance, publish
+    from machine import ROOT
+    from ocean_train import bptt, native
+    from ocean_train.model import OceanConfig, OceanTransformer
+    from ocean_train.tape import Matrices, Tape
+except ModuleNotFoundError as error:
+    sys.exit(f"pipeline.py needs {error.name}: pip install '.[train]'")
 
 PIECE = 8  # steps of the chain between two hand-overs to the second thread
 SIZES = (
@@ -44,7 +47,7 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--quick", action="store_true")
     p.add_argument("--out", type=Path, default=ROOT / "results" / "pipeline")
-    p.add_argument("--figure", type=Path, default=ROOT / "docs" / "bptt.svg")
+    p.add_argument("--figure", type=Path, help="default: docs/bptt.svg, or with --out beside the tables")
     args = p.parse_args()
     timed = (
         [(32, 1, 4, 16, 3)] if args.quick else [(64, 2, 32, 64, 15), (128, 4, 32, 64, 9), (256, 4, 32, 64, 7)]
@@ -55,8 +58,10 @@ def main() -> None:
         "graph": [parallelism(*size) for size in (SIZES[:1] if args.quick else SIZES)],
     }
     publish(report, markdown(report), args.out, None if args.quick else "pipeline")
-    args.figure.parent.mkdir(parents=True, exist_ok=True)
-    draw(args.figure)
+    ours = args.out.resolve() == ROOT / "results" / "pipeline"
+    figure = args.figure or (ROOT / "docs" if ours else args.out) / "bptt.svg"
+    figure.parent.mkdir(parents=True, exist_ok=True)
+    draw(figure)
 
 
 # ------------------------------------------------------------------

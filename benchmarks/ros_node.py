@@ -25,12 +25,15 @@ for folder in ("runtime", "ros_nodes/ocean_ros", "tests/ros"):
     sys.path.insert(0, str(ROOT / folder))
 os.environ.setdefault("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
 
-import numpy as np  # noqa: E402
-import rclpy  # noqa: E402
-from geometry_msgs.msg import TwistStamped  # noqa: E402
-from leaky import leaky  # noqa: E402
-from robot import BEST_EFFORT, Client, OceanProcess, new_domain  # noqa: E402
-from sensor_msgs.msg import Imu  # noqa: E402
+try:
+    import numpy as np
+    import rclpy
+    from geometry_msgs.msg import TwistStamped
+    from leaky import leaky
+    from robot import BEST_EFFORT, Client, OceanProcess, new_domain
+    from sensor_msgs.msg import Imu
+except ModuleNotFoundError as error:
+    sys.exit(f"ros_node.py needs {error.name}: pip install '.[train,export,ros]', or a sourced ROS 2")
 
 RATE = 100
 FIELDS = ("angular_velocity.x", "angular_velocity.y", "angular_velocity.z")

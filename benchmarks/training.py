@@ -21,12 +21,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from bptt_report import alternate, provenance, publish, say
-from machine import ROOT
-from ocean_train import baselines, bptt, regimes
-from ocean_train.model import OceanConfig, plain_relay, position_loss
-from torch import Tensor, nn
+try:
+    import torch
+    from bptt_report import alternate, provenance, publish, say
+    from machine import ROOT
+    from ocean_train import baselines, bptt, regimes
+    from ocean_train.model import OceanConfig, plain_relay, position_loss
+    from torch import Tensor, nn
+except ModuleNotFoundError as error:
+    sys.exit(f"training.py needs {error.name}: pip install '.[train]'")
 
 VOCABULARY = 65
 HEADS = 4

@@ -6,6 +6,7 @@ the same with a ROS 2 node and kill -9.
 """
 
 import json
+import os
 import shlex
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 BIN = Path(sys.executable).parent
 FOLDER = Path("demo")
 CHECKPOINT, MODEL, STATE = FOLDER / "checkpoint", FOLDER / "model.onnx", FOLDER / "state.safetensors"
+PROMPT_FILE = FOLDER / "prompt.txt"
 PROMPT = "ROMEO:\nWhat light through yonder window breaks?\n"
 STOPPED_AFTER, MORE = 150, 300  # characters
 GOOD_LOSS = 2.0  # nats a character
@@ -32,8 +34,8 @@ def main() -> int:
     run("ocean-export", "--inspect", MODEL)
 
     title("3. Read text with that file alone: no PyTorch, and a state that never grows")
-    (FOLDER / "prompt.txt").write_text(PROMPT)
-    read = run("ocean-run", MODEL, FOLDER / "prompt.txt", show=0).splitlines()
+    PROMPT_FILE.write_text(PROMPT)
+    read = run("ocean-run", MODEL, PROMPT_FILE, show=0).splitlines()
     print("\n".join([*read[:4], "...", *read[-2:]]))
 
     title("4. Let it write, and stop it by SIGTERM in the middle of a sentence; its state is saved")
@@ -44,7 +46,7 @@ def main() -> int:
     second = run(*writing, "--generate", MORE, "--state", STATE)
 
     title("6. The same without a stop")
-    whole = run(*writing, "--generate", len(first) + MORE, stdin=PROMPT, show=0)
+    whole = run(*writing, "--generate", len(first) + MORE, stdin=PROMPT_FILE, show=0)
     same = first + second == whole
     print(
         f"{len(whole)} characters: {'the very text' if same else 'NOT the text'} of the stopped and restarted run"
@@ -65,19 +67,20 @@ def title(text: str) -> None:
     print(f"\n\033[1m{text}\033[0m", flush=True)
 
 
-def line_of(*command: object) -> list[str]:
-    print(f"$ {shlex.join(map(str, command))}", flush=True)
+def line_of(*command: object, stdin: Path | None = None) -> list[str]:
+    print(f"$ {shlex.join(map(str, command))}{f' < {stdin}' if stdin else ''}", flush=True)
     name, *rest = map(str, command)
     return [str(BIN / name), *rest]
 
 
-def run(*command: object, stdin: str = "", show: int = 1) -> str:
+def run(*command: object, stdin: Path | None = None, show: int = 1) -> str:
     """Run a command to its end, pass its output on unless `show` is 0, and return it."""
-    line, told = line_of(*command), []
-    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(stdin.encode())
-        process.stdin.close()
+    line, told = line_of(*command, stdin=stdin), []
+    with (
+        Path(stdin or os.devnull).open("rb") as source,
+        subprocess.Popen(line, stdin=source, stdout=subprocess.PIPE) as process,
+    ):
+        assert process.stdout is not None
         while piece := process.stdout.read1(4096):
             told.append(piece)
             if show:
@@ -90,12 +93,12 @@ def run(*command: object, stdin: str = "", show: int = 1) -> str:
 
 def stopped(*command: object) -> str:
     """Start a command that reads the prompt and writes, stop it by SIGTERM, and return what it wrote."""
-    with subprocess.Popen(
-        line_of(*command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
-    ) as process:
-        assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(PROMPT.encode())
-        process.stdin.close()
+    line = line_of(*command, stdin=PROMPT_FILE)
+    with (
+        PROMPT_FILE.open("rb") as source,
+        subprocess.Popen(line, stdin=source, stdout=subprocess.PIPE, bufsize=0) as process,
+    ):
+        assert process.stdout is not None
         written = b""
         while len(written) < STOPPED_AFTER and (piece := process.stdout.read(1)):
             written += piece

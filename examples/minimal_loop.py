@@ -11,6 +11,8 @@ if len(sys.argv) != 4:
 path, prompt, count = sys.argv[1], sys.argv[2] or "\n", int(sys.argv[3])
 session = onnxruntime.InferenceSession(path)
 contract = json.loads(session.get_modelmeta().custom_metadata_map["ocean_state"])
+if contract["kind"] != "tokens":
+    sys.exit("this loop is for text; ocean-run takes rows of sensors")
 tokens = contract["tokenizer"]["tokens"]  # the text of each id; id 0 is the unknown token
 ids = {text: i for i, text in enumerate(tokens)}
 state = contract["states"][0]

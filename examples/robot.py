@@ -4,13 +4,14 @@ A simulated cheetah (gymnasium's HalfCheetah, MuJoCo) runs on random torques and
 positions, height and pitch, and the torques commanded, at 20 Hz, with a pause after each run. Where a joint
 will be in 50 ms depends on how fast it moves, which is in no message: the model has to carry it.
 
-    pip install 'oceanstate[bags,examples]'
+    pip install '.[cpu,train,export,bags,examples]'
     python examples/robot.py                    record, preview, train, export, run
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import shlex
 import subprocess
@@ -19,8 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rosbags.rosbag2 import StoragePlugin, Writer
-from rosbags.typesys import Stores, get_typestore
 
 NAMES = {
     "ocean_train.cli": "ocean-train",
@@ -37,7 +36,12 @@ TORQUES = [f"/torques:data[{i}]" for i in range(len(JOINTS))]
 
 def record(path: Path, runs: int, seconds: float, seed: int = 0) -> None:
     """Write the bag: each run has torques of its own, slow waves of random strength and pace."""
+    missing = [n for n in ("rosbags", "gymnasium", "mujoco") if importlib.util.find_spec(n) is None]
+    if missing:
+        sys.exit(f"the recording needs {', '.join(missing)}: pip install '.[bags,examples]'")
     import gymnasium
+    from rosbags.rosbag2 import StoragePlugin, Writer
+    from rosbags.typesys import Stores, get_typestore
 
     store = get_typestore(Stores.ROS2_HUMBLE)
     types = store.types

@@ -135,7 +135,7 @@ def _parse(content: bytes, name: str) -> onnx.ModelProto:
     try:
         proto = onnx.load_model_from_string(content)
     except Exception as error:  # protobuf's exceptions differ by its implementation
-        raise AdoptError(f"{name} is no ONNX file ({str(error).splitlines()[0]})") from None
+        raise AdoptError(f"{name} is no ONNX file, or is damaged ({str(error).splitlines()[0]})") from None
     if not proto.graph.input or not proto.graph.output:
         raise AdoptError(f"{name} holds no graph with inputs and outputs")
     if any(entry.key == METADATA_KEY for entry in proto.metadata_props):

@@ -10,7 +10,7 @@ from pathlib import Path
 from ocean_runtime import OceanModel
 from ocean_runtime.contract import Element
 from ocean_runtime.describe import describe
-from ocean_runtime.files import write_atomically
+from ocean_runtime.files import require_folder, write_atomically
 
 
 def run(argv: list[str]) -> int:
@@ -27,6 +27,10 @@ def run(argv: list[str]) -> int:
         elements=dict(args.elements),
         rate_hz=args.rate,
     )
+    try:
+        require_folder(target)  # said before the work
+    except FileNotFoundError as error:
+        raise AdoptError(f"{target} can't be written: {error.strerror}") from None
     try:
         foreign = source.read_bytes()
     except OSError as error:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ocean_runtime import OceanError, OceanModel, __version__
 from ocean_runtime.describe import describe
-from ocean_runtime.files import write_atomically
+from ocean_runtime.files import require_folder, write_atomically
 from ocean_runtime.prefill import path_beside
 
 from ocean_export import adopt_cli
@@ -111,8 +111,7 @@ def _export(args: argparse.Namespace) -> int:
             "leave out --prefill or --portable"
         )
     saved = checkpoint.load(Path(args.source))
-    if not output.parent.is_dir():  # said before the work, not after it
-        raise NotADirectoryError(errno.ENOENT, os.strerror(errno.ENOENT), str(output))
+    require_folder(output)  # said before the work, not after it
     model, observations = saved.model(), saved.observations
     torch.set_num_threads(1)  # small steps: more threads wait for each other longer than they compute
     stepper: Stepper = model

@@ -15,11 +15,13 @@ from types import FrameType, TracebackType
 
 from ocean_runtime import __version__
 from ocean_runtime.describe import describe
-from ocean_runtime.errors import OceanError
+from ocean_runtime.errors import OceanError, SnapshotError
+from ocean_runtime.files import require_folder
 from ocean_runtime.model import OceanModel
 from ocean_runtime.prefill import STEPS
 from ocean_runtime.rows import (
     MISSING_POLICIES,
+    Place,
     longest_gap,
     observation_of,
     read_source,
@@ -143,11 +145,15 @@ def _run(model: OceanModel, args: argparse.Namespace) -> int:
             raise OceanError(
                 f"--{option} means nothing to this model: it reads {'text' if reads_text else 'rows'}"
             )
-    if args.state is not None and not args.state.resolve().parent.is_dir():  # said before the work
-        raise OceanError(f"the state can't be saved to {args.state}: there is no such folder")
-    if args.state is not None and generations(args.state):
-        stream.restore(args.state)
-        _say(f"going on from step {stream.steps:,} in {args.state}")
+    where = "" if reads_text else " of this episode"  # each episode of rows counts from nothing
+    if args.state is not None:
+        try:
+            require_folder(args.state)  # said before the work
+        except FileNotFoundError as error:
+            raise OceanError(f"the state can't be saved to {args.state}: {error.strerror}") from None
+        if generations(args.state):
+            _restore(stream, args.state)
+            _say(f"going on from step {stream.steps:,}{where} in {args.state}")
     with _Stop() as stop:
         try:
             if reads_text:
@@ -168,8 +174,17 @@ def _run(model: OceanModel, args: argparse.Namespace) -> int:
         finally:
             if args.state is not None:
                 stream.save(args.state)
-                _say(f"saved step {stream.steps:,} to {args.state}")
+                _say(f"saved step {stream.steps:,}{where} to {args.state}")
     return 0
+
+
+def _restore(stream: OceanStream, path: Path) -> None:
+    try:
+        stream.restore(path)
+        if stream.model.contract.kind != "tokens":
+            Place.of(stream)  # what rows need to go on, said before they are read
+    except SnapshotError as error:
+        raise OceanError(f"{error} (name another file with --state, or move this one away)") from None
 
 
 def _say(line: str) -> None:
@@ -209,6 +224,8 @@ def _write(stream: OceanStream, args: argparse.Namespace, stop: _Stop) -> None:
 
 def _chunks(name: str, stop: _Stop) -> Iterator[bytes]:
     """Bytes as they arrive, until the end or until a signal asks to stop."""
+    if name == "-" and sys.stdin.isatty():
+        _say("reading standard input; end it with Ctrl-D")
     try:
         with open(0 if name == "-" else name, "rb", buffering=0, closefd=name != "-") as file:
             while True:

@@ -27,6 +27,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 @contextlib.contextmanager
 def temporary(path: Path, content: bytes) -> Iterator[Path]:
     """A file of `content` beside `path`, on disk already, to be renamed; removed where it was not."""
+    require_folder(path)
     _remove_leftovers(path)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     written = Path(name)
@@ -42,6 +43,12 @@ def temporary(path: Path, content: bytes) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             written.unlink()
+
+
+def require_folder(path: Path) -> None:
+    """Raises FileNotFoundError, which names the folder, where there is none to write `path` in."""
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, f"there is no folder {path.parent}", str(path))
 
 
 def sync_folder(folder: Path) -> None:

@@ -64,7 +64,7 @@ class Place:
         if place is None or len(place.held) != len(elements) or any(map(math.isinf, place.held)):
             raise SnapshotError(
                 f"the snapshot does not hold the last value of each of the {len(elements)} elements; restore "
-                "an older one or reset"
+                "an older one, or start anew"
             )
         return place
 

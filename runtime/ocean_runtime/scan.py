@@ -75,7 +75,7 @@ def scan(data: bytes, key: str = METADATA_KEY) -> str | None:
     try:
         return scanner.model(key)
     except WireError as error:
-        raise ContractError(f"is no ONNX file: {error}") from None
+        raise ContractError(f"is no ONNX file, or is damaged ({error})") from None
 
 
 class _Tensor(NamedTuple):

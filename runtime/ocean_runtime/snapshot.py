@@ -170,7 +170,7 @@ def to_bytes(saved: Snapshot) -> bytes:
 
 def from_bytes(content: bytes) -> Snapshot:
     """What `to_bytes` made. Raises SnapshotError, its message a predicate: "is damaged: ..."."""
-    damaged = SnapshotError("is no snapshot, or a damaged one; restore an older one or reset")
+    damaged = SnapshotError("is no snapshot, or a damaged one; restore an older one, or start anew")
     length = int.from_bytes(content[:8], "little")
     if len(content) < 8 or length > min(MAX_HEADER_BYTES, len(content) - 8):
         raise damaged
@@ -185,7 +185,9 @@ def from_bytes(content: bytes) -> Snapshot:
         tensors = safetensors.numpy.load(content)
         checksum = about.pop("checksum")
         if _checksum(tensors, about) != checksum:
-            raise SnapshotError("is damaged: its checksum does not match; restore an older one or reset")
+            raise SnapshotError(
+                "is damaged: its checksum does not match; restore an older one, or start anew"
+            )
         return Snapshot(
             state_id=str(about["state_id"]),
             kind=str(about["kind"]),
@@ -212,7 +214,7 @@ def check(saved: Snapshot, state_id: str, batch: int | None, states: Expected, p
     if saved.state_id != state_id:
         raise SnapshotError(
             f"the snapshot is of the model {saved.state_id[:19]}, and this one is {state_id[:19]}: "
-            "a state means nothing to another model; load the model it was saved with, or reset"
+            "a state means nothing to another model; load the model it was saved with, or start anew"
         )
     if saved.batch != batch:
         raise SnapshotError(
@@ -236,7 +238,7 @@ def check(saved: Snapshot, state_id: str, batch: int | None, states: Expected, p
         # A row that was reset by itself has predicted nothing yet: its prediction is NaN.
         wrong = np.isinf(array) if name in predictions else ~np.isfinite(array)
         if array.dtype.kind == "f" and wrong.any():
-            raise SnapshotError(f"the snapshot's {name!r} is not finite; restore an older one or reset")
+            raise SnapshotError(f"the snapshot's {name!r} is not finite; restore an older one, or start anew")
 
 
 def _whole(path: Path) -> bool:

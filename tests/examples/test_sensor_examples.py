@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,48 @@ def test_activity_of_unseen_people(environment: dict[str, str], tmp_path: Path) 
     assert "largest error over 2,000 closed-loop steps" in said
     assert "row,class,p(ABD)" in said
     assert said.splitlines()[-1].startswith("gru    accuracy 0.")
+
+
+@pytest.mark.parametrize(
+    ("program", "missing", "told"),
+    [
+        ("examples/robot.py", "rosbags", "the recording needs rosbags"),
+        (
+            "examples/activity.py",
+            "seglearn",
+            "the recordings need seglearn: pip install --no-deps seglearn==1.2.5",
+        ),
+        ("benchmarks/step.py", "torch", "step.py needs torch: pip install '.[train,export]'"),
+        ("benchmarks/regimes.py", "torch", "regimes.py needs torch: pip install '.[train]'"),
+    ],
+)
+def test_a_missing_package_is_one_sentence(
+    environment: dict[str, str], tmp_path: Path, program: str, missing: str, told: str
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        f"""import importlib.util, sys
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *a: None if name == {missing!r} else found(name, *a)
+
+class Without:
+    def find_spec(self, name, *_):
+        if name == {missing!r}:
+            raise ModuleNotFoundError(f"No module named {missing!r}", name=name)
+
+sys.meta_path.insert(0, Without())
+"""
+    )
+    folders = f"{tmp_path}{os.pathsep}{environment['PYTHONPATH']}"
+    done = subprocess.run(
+        [sys.executable, EXAMPLES.parent / program],
+        capture_output=True,
+        text=True,
+        env={**environment, "PYTHONPATH": folders},
+        cwd=tmp_path,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1 and told in done.stderr
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mujoco") is None, reason="pip install 'oceanstate[examples]'")

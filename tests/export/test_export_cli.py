@@ -65,7 +65,11 @@ def test_a_graph_that_differs_leaves_no_file_and_exits_with_1(
         (("/nowhere", "-o", "TMP/m.onnx"), "/nowhere holds no checkpoint.json"),
         (
             ("CHECKPOINT", "-o", "/nowhere/m.onnx"),
-            "/nowhere/m.onnx can't be written: No such file or directory",
+            "/nowhere/m.onnx can't be written: there is no folder /nowhere",
+        ),
+        (
+            ("adopt", "/no/model.onnx", "-o", "/nowhere/m.onnx"),
+            "/nowhere/m.onnx can't be written: there is no folder /nowhere",
         ),
         (("--inspect", "/nowhere"), "no model file at /nowhere"),
         (("--inspect", "CHECKPOINT"), "no model file at"),

@@ -21,7 +21,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pair(folder: Path) -> Iterator[tuple[Client, OceanProcess]]:
     """One process for the whole file: that a failed configure can be tried again is part of the test."""
     leaky(folder / "imu.onnx")
-    with robot(folder, **IMU, rate="fast", modle_path=1) as both:
+    mistyped = {"modle_path": 1, "inputz": ["a"], "input__input__tpic": "/imu", "use_sim_time": False}
+    mistyped["qos_overrides__/parameter_events__publisher__depth"] = 1000
+    with robot(folder, **IMU, rate="fast", **mistyped) as both:
         yield both
 
 
@@ -35,6 +37,13 @@ def refused(pair: tuple[Client, OceanProcess], **parameters: object) -> str:
     lines = [line for line in process.output[before:].splitlines() if "[ERROR]" in line]
     assert len(lines) == 1 and "Traceback" not in process.output
     return lines[0]
+
+
+def test_a_node_that_waits_says_so_and_names_what_is_mistyped(pair) -> None:
+    client, process = pair
+    client.state("ocean")
+    assert "unconfigured: waiting for a configure transition (or set autostart)" in process.output
+    assert "there is no parameter modle_path: it has no effect; did you mean model_path?" in process.output
 
 
 def test_each_mistake_fails_configure_with_one_sentence(pair, folder: Path, tiny_path: Path) -> None:
@@ -79,7 +88,10 @@ def test_each_mistake_fails_configure_with_one_sentence(pair, folder: Path, tiny
     assert client.set("ocean", outputs=["output"], output__output__type="") == []
     assert client.transit("ocean", "configure")
     assert client.transit("ocean", "cleanup")
-    assert "there is no parameter modle_path: it has no effect; did you mean model_path?" in process.output
+    unknown = [line for line in process.output.splitlines() if "there is no parameter" in line]
+    assert len(unknown) == 3, "use_sim_time, qos_overrides and the inputs' own are known"
+    assert "there is no parameter inputz: it has no effect; did you mean inputs?" in unknown[1]
+    assert "there is no parameter input.input.tpic" in unknown[2]
 
 
 def test_every_transition_twice_round(pair, folder: Path) -> None:

@@ -81,6 +81,25 @@ def test_the_node_needs_no_pytorch() -> None:
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=60)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "status", "told"),
+    [
+        (["--help"], 0, "usage: ocean_node --ros-args -p model_path:="),
+        (["--model", "x"], 2, "ocean_node: unknown argument '--model'; parameters come after --ros-args"),
+        (["--ros-args", "--bogus"], 2, "ocean_node: ROS can't take these arguments: ['--bogus']"),
+        (["--ros-args", "-r", "__node:=a", "--", "x"], 2, "ocean_node: unknown argument 'x'"),
+    ],
+)
+def test_arguments_that_are_not_ros(arguments: list[str], status: int, told: str, tmp_path: Path) -> None:
+    folders = os.pathsep.join([str(ROOT / "runtime"), str(PACKAGE)])
+    environment = {**os.environ, "PYTHONPATH": folders, "ROS_LOG_DIR": str(tmp_path)}
+    line = [sys.executable, "-m", "ocean_ros", *arguments]
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == status
+    assert told in (done.stderr if status else done.stdout)
+    assert "Traceback" not in done.stderr
+
+
 def test_pip_installs_a_console_script_that_starts(tmp_path: Path) -> None:
     """Into a folder of its own; the script is then run as a robot would."""
     shutil.copytree(PACKAGE, tmp_path / "source")  # building leaves files beside the source

@@ -170,7 +170,10 @@ def test_another_models_state_is_set_aside(pair: Pair, folder: Path) -> None:
     assert client.trigger("ocean", "save").success
     new = read(folder / "state.safetensors")
     assert new.steps == 1 and new.state_id != old
-    assert read(folder / f"state.safetensors.{old.removeprefix('sha256:')[:8]}").state_id == old
+    aside = folder / f"state.safetensors.{old.removeprefix('sha256:')[:8]}"
+    assert read(aside).state_id == old
+    told = f"{folder / 'state.safetensors'} is another model's: renamed to {aside}, before a save"
+    assert told in process.output
 
 
 def test_killed_after_a_save_it_goes_on_where_it_was(

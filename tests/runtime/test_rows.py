@@ -282,10 +282,10 @@ def test_a_second_bag_goes_on_where_its_clock_follows_the_first(
         return done.stderr.decode().splitlines()[-1]
 
     first, second, later = bag("a", 0, 2), bag("b", 2, 4), bag("c", 60, 62)
-    assert "saved step 40" in steps(first) and "saved step 80" in steps(second)
-    assert "saved step 40" in steps(later) and "saved step 40" in steps(
-        later
-    )  # a gap; a clock that goes back
+    assert "saved step 40 of this episode to" in steps(first)
+    assert "saved step 80 of this episode to" in steps(second)
+    assert "saved step 40 of" in steps(later), "a gap"
+    assert "saved step 40 of" in steps(later), "a clock that goes back"
     done = command(RUN, ACTIVITY, first, "--time", "stamp")
     assert done.returncode == 1 and "a bag has its own clock" in done.stderr.decode()
 

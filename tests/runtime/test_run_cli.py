@@ -1,6 +1,7 @@
 """ocean-run as its users meet it: a process of its own, files, pipes and signals."""
 
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -141,6 +142,25 @@ def test_a_signal_while_waiting_for_a_pipe_saves(
     assert stream.steps == 2
 
 
+@pytest.mark.parametrize("model", ["tiny.onnx", "tiny_sensors.onnx"])
+def test_a_terminal_is_told_that_it_is_read(tiny_path: Path, environment: dict[str, str], model: str) -> None:
+    ours, theirs = pty.openpty()
+    line = [sys.executable, "-m", RUN, str(tiny_path.with_name(model))]
+    with subprocess.Popen(
+        line, stdin=theirs, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment
+    ) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == b"ocean-run: reading standard input; end it with Ctrl-D\n"
+        os.write(ours, b"\x04")
+        process.wait(timeout=30)
+    os.close(ours)
+    os.close(theirs)
+
+
+def test_a_pipe_is_read_without_a_word(command: Run, tiny_path: Path) -> None:
+    assert b"reading standard input" not in command(RUN, tiny_path, stdin=b"RO").stderr
+
+
 def test_info_says_what_the_model_is(command: Run, tiny_path: Path) -> None:
     told = command(RUN, tiny_path, "--info").stdout.decode()
     for part in ("ocean -> ocean_next  float32 [B, 16]", "token  int64 [B]", "width 16", "float64", "char"):
@@ -153,8 +173,12 @@ def test_info_says_what_the_model_is(command: Run, tiny_path: Path) -> None:
         (("none.onnx",), "ocean-run: there is no model file at none.onnx"),
         (("MODEL", "none.txt"), "none.txt can't be read: No such file"),
         (("MODEL", "/"), "/ can't be read: Is a directory"),
-        (("MODEL", "--state", "/nowhere/state"), "can't be saved to /nowhere/state: there is no such folder"),
-        (("MODEL", "--state", "MODEL"), "is no snapshot"),
+        (
+            ("MODEL", "--state", "/nowhere/state"),
+            "can't be saved to /nowhere/state: there is no folder /nowhere",
+        ),
+        (("MODEL", "--state", "MODEL"), "start anew (name another file with --state, or move this one away)"),
+        (("README.md",), "README.md is no ONNX file, or is damaged ("),
         (("MODEL", "--generate", "-1"), "must be 0 or more"),
         (("MODEL", "--generate", "x"), "invalid int value"),
         (("MODEL", "--temperature", "nan"), "must be 0.0 or more"),
@@ -206,7 +230,9 @@ def test_sampling_follows_the_probabilities_and_only_the_step_and_seed() -> None
 
 def test_minimal_loop_runs_without_our_package(tiny_path: Path, tmp_path: Path) -> None:
     example = Path(__file__).parents[2] / "examples" / "minimal_loop.py"
-    assert len(example.read_text().splitlines()) <= 30
+    count = len(example.read_text().splitlines())
+    assert count <= 30
+    assert f"in {count} lines: [examples/minimal_loop.py]" in (example.parents[1] / "README.md").read_text()
     blocker = tmp_path / "ocean_runtime.py"
     blocker.write_text("raise AssertionError('imported')")
     done = subprocess.run(
@@ -217,6 +243,14 @@ def test_minimal_loop_runs_without_our_package(tiny_path: Path, tmp_path: Path) 
     )
     assert done.returncode == 0, done.stderr.decode()
     assert len(done.stdout.decode()) == 41 or len(done.stdout.decode()) == 40
+
+
+def test_minimal_loop_refuses_a_model_of_sensors(tiny_path: Path) -> None:
+    example = Path(__file__).parents[2] / "examples" / "minimal_loop.py"
+    line = [sys.executable, str(example), str(tiny_path.with_name("tiny_sensors.onnx")), "ROMEO:", "40"]
+    done = subprocess.run(line, capture_output=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.decode() == "this loop is for text; ocean-run takes rows of sensors\n"
 
 
 def test_options_may_stand_between_model_and_text(command: Run, tiny_path: Path, tmp_path: Path) -> None:

@@ -108,6 +108,7 @@ class OceanNode(LifecycleNode):
         self._problems: dict[str, str] = {}
         self.add_on_set_parameters_callback(self._on_set)
         self._problems |= parameters.declare(self, Settings)
+        self._warn_unknown(nested=False)
         self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", RELIABLE)
         self.create_timer(1.0, self._diagnose, clock=self.steady)
 
@@ -232,10 +233,12 @@ class OceanNode(LifecycleNode):
         self._make_publishers(wiring)
         self.inputs, self.outputs, self.window = inputs, outputs, Window()
         path = self.memory.path
-        self.saver = Saver(path, self.settings.save_keep) if path is not None else None
+        self.saver = (
+            Saver(path, self.settings.save_keep, self.get_logger().warning) if path is not None else None
+        )
         self._saving = None
         self._changed = False
-        self._warn_unknown()
+        self._warn_unknown(nested=True)  # those of inputs and outputs are declared by now
 
     def _make_publishers(self, wiring: Wiring) -> None:
         assert self.memory is not None
@@ -424,10 +427,15 @@ class OceanNode(LifecycleNode):
         self._changed |= structural
         return SetParametersResult(successful=True)
 
-    def _warn_unknown(self) -> None:
-        """A misspelt parameter is not an error to ROS; here it is at least a line in the log."""
+    def _warn_unknown(self, *, nested: bool) -> None:
+        """A misspelt parameter is not an error to ROS; here it is at least a line in the log.
+
+        nested: of those of inputs and outputs; otherwise of all the others.
+        """
         for name in getattr(self, "_parameter_overrides", {}):
-            if not self.has_parameter(name) and not name.startswith("qos_overrides."):
+            if name.startswith(("input.", "output.")) != nested or name.startswith("qos_overrides."):
+                continue
+            if not self.has_parameter(name):
                 known = [str(parameter) for parameter in self._parameters]
                 near = difflib.get_close_matches(name, known, 1)
                 hint = f"; did you mean {near[0]}?" if near else ""

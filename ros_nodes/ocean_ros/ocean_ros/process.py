@@ -10,8 +10,15 @@ import rclpy
 from rclpy.executors import Executor, ExternalShutdownException, SingleThreadedExecutor
 from rclpy.lifecycle import TransitionCallbackReturn
 from rclpy.signals import SignalHandlerOptions
+from rclpy.utilities import remove_ros_args
 
 from ocean_ros.node import OceanNode
+
+USAGE = """\
+usage: ocean_node --ros-args -p model_path:=MODEL.onnx [-p NAME:=VALUE ...] [--params-file FILE.yaml]
+
+Keep one ocean state alive on ROS 2 topics. -p autostart:=true configures and activates it at start.
+All parameters, with their defaults: config/ocean.yaml of this package; `ros2 param describe /ocean NAME`."""
 
 SPIN = 0.1
 """Seconds at most until a signal is noticed."""
@@ -27,10 +34,21 @@ def main(arguments: list[str] | None = None) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, ask)
     try:
+        others = remove_ros_args(arguments)[1:]  # the first is the program's name
+        if "--help" in others or "-h" in others:
+            print(USAGE)
+            return 0
+        if others:
+            print(
+                f"ocean_node: unknown argument {others[0]!r}; parameters come after --ros-args, as in "
+                "--ros-args -p model_path:=model.onnx (--help says more)",
+                file=sys.stderr,
+            )
+            return 2
         rclpy.init(args=arguments, signal_handler_options=SignalHandlerOptions.NO)
     except Exception as error:  # a parameter file or argument that ROS can't read
-        print(f"ocean_node: {str(error).splitlines()[0]}", file=sys.stderr)
-        return 1
+        print(f"ocean_node: ROS can't take these arguments: {str(error).splitlines()[0]}", file=sys.stderr)
+        return 2
     node = OceanNode()
     executor = make_executor()
     executor.add_node(node)
@@ -39,6 +57,8 @@ def main(arguments: list[str] | None = None) -> int:
             configured = node.trigger_configure() == TransitionCallbackReturn.SUCCESS
             if configured and not stop:
                 node.trigger_activate()
+        else:
+            node.get_logger().info("unconfigured: waiting for a configure transition (or set autostart)")
         while rclpy.ok() and not stop:
             spin(node, executor)
     except ExternalShutdownException:

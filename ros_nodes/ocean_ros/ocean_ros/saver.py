@@ -17,8 +17,9 @@ Done = Callable[[str], None]
 class Saver:
     """One thread that writes snapshots to one file; of several that wait, only the newest is written."""
 
-    def __init__(self, path: Path, keep: int) -> None:
-        self.path, self.keep = path, keep
+    def __init__(self, path: Path, keep: int, say: Callable[[str], object] = lambda line: None) -> None:
+        """say: told on the writer's thread, in a sentence, of each file that was renamed."""
+        self.path, self.keep, self._say = path, keep, say
         self.saved: Snapshot | None = None
         """The last one that is on the disk."""
         self.saved_at: float | None = None
@@ -60,7 +61,8 @@ class Saver:
                 return
             try:
                 if snapshot.state_id != self._owner:
-                    set_aside(self.path, snapshot.state_id)
+                    for line in set_aside(self.path, snapshot.state_id):
+                        self._say(line)
                 snapshots.write(snapshot, self.path, keep=self.keep)
             except Exception as error:  # whatever it was: a thread that ended would save nothing any more
                 self.problem, self.failures = str(error), self.failures + 1
@@ -71,16 +73,25 @@ class Saver:
                 call(self.problem)
 
 
-def set_aside(path: Path, state_id: str) -> None:
-    """Rename what holds another model's past, or nothing that can be read: a save must not destroy it."""
+def set_aside(path: Path, state_id: str) -> list[str]:
+    """Rename what holds another model's past, or nothing that can be read: a save must not destroy it.
+
+    -> a sentence for each file.
+    """
     found = snapshots.generations(path)
     if not found:
-        return
+        return []
     try:
         owner = snapshots.read_newest(path).snapshot.state_id
     except SnapshotError:
         owner = "damaged"
-    if owner != state_id:
-        base = f"{path.name}.{owner.removeprefix('sha256:')[:8]}"
-        for old in found:
-            old.replace(path.with_name(base + old.name.removeprefix(path.name)))
+    if owner == state_id:
+        return []
+    base = f"{path.name}.{owner.removeprefix('sha256:')[:8]}"
+    why = "can't be read" if owner == "damaged" else "is another model's"
+    lines = []
+    for old in found:
+        new = path.with_name(base + old.name.removeprefix(path.name))
+        old.replace(new)
+        lines.append(f"{old} {why}: renamed to {new}, before a save of this model takes its place")
+    return lines
