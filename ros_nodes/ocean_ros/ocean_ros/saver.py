@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 from ocean_runtime import Snapshot, SnapshotError
@@ -87,7 +88,11 @@ def set_aside(path: Path, state_id: str) -> list[str]:
         owner = "damaged"
     if owner == state_id:
         return []
-    base = f"{path.name}.{owner.removeprefix('sha256:')[:8]}"
+    base = name = f"{path.name}.{owner.removeprefix('sha256:')[:8]}"
+    for i in count(2):  # what was set aside before stays as well
+        if not snapshots.generations(path.with_name(base)):
+            break
+        base = f"{name}-{i}"
     why = "can't be read" if owner == "damaged" else "is another model's"
     lines = []
     for old in found:
