@@ -23,7 +23,7 @@ TINY = Path(__file__).parent.parent / "tests" / "fixtures" / "tiny.onnx"
 
 def main() -> None:
     """Print one line for each model."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], allow_abbrev=False)
     parser.add_argument("models", nargs="*", type=Path, default=[TINY])
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--steps", type=int, default=200, help="in a round")

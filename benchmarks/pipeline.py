@@ -44,7 +44,9 @@ SIZES = (
 
 
 def main() -> None:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     p.add_argument("--quick", action="store_true")
     p.add_argument("--out", type=Path, default=ROOT / "results" / "pipeline")
     p.add_argument("--figure", type=Path, help="default: docs/bptt.svg, or with --out beside the tables")

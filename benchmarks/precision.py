@@ -34,7 +34,7 @@ FORMS = (("fp32", False), ("int8", False), ("int8", True), ("int4", False))
 
 def main() -> None:
     """Measure a checkpoint at every precision."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], allow_abbrev=False)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--out", type=Path, default=Path("results/precision"))
     parser.add_argument("--seconds", type=float, default=60, help="of timing")

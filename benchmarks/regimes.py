@@ -44,7 +44,9 @@ RUNS: dict[str, tuple[str, str, dict[str, int]]] = {
 
 
 def main() -> None:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     p.add_argument("--quick", action="store_true")
     p.add_argument("--out", type=Path, default=ROOT / "results" / "regimes")
     args = p.parse_args()

@@ -41,7 +41,7 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 
 def main() -> int:
-    p = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "", allow_abbrev=False)
     p.add_argument("--model", type=Path, help="a features model of three IMU fields")
     p.add_argument("--seconds", type=float, default=60.0, help="for each of the two nodes")
     p.add_argument("--copy", type=int, metavar="DOMAIN", help=argparse.SUPPRESS)

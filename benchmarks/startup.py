@@ -38,7 +38,7 @@ def first_step(model: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("model")
     parser.add_argument("--runs", type=int, default=15)
     args = parser.parse_args()

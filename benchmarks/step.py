@@ -68,7 +68,7 @@ Maker = Callable[[], Contender]
 
 def main() -> None:
     """Measure, write JSON, a table and a plot."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], allow_abbrev=False)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--out", type=Path, default=Path("results/step"))
     parser.add_argument("--seconds", type=float, default=120, help="of measuring, for each size")

@@ -44,7 +44,9 @@ NAMES = {
 
 
 def main() -> None:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     p.add_argument("--quick", action="store_true")
     p.add_argument("--out", type=Path, default=ROOT / "results" / "training")
     p.add_argument("--memory-again", action="store_true", help="measure memory alone, and keep the rest")

@@ -84,7 +84,7 @@ def run(module: str, *arguments: object, show: int | None = None) -> None:
 
 
 def main() -> int:
-    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     p.add_argument("--folder", type=Path, default=Path("runs/activity"))
     p.add_argument(
         "--seconds", type=float, default=float("inf"), help="of each recording; all of it if not given"
@@ -102,7 +102,7 @@ def main() -> int:
     if not log.exists():
         convert(log, args.seconds, UNSEEN if args.choose else ())
     asked = ["--log", log, "--classes", "activity", "--episode", "recording"]
-    asked += ["--validate-on", *(f"{person}/*" for person in measured_on)]
+    asked += ["--validate-on", *(f"{log.stem}/{person}/*" for person in measured_on)]
     run("ocean_train.cli", *asked, "--preview")
     scores: dict[str, list[tuple[float, float]]] = {"ocean": [], "gru": []}
     for model, found in scores.items():

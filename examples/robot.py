@@ -95,7 +95,7 @@ def run(module: str, *arguments: object, show: int | None = None) -> str:
 
 
 def main() -> int:
-    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     p.add_argument("--folder", type=Path, default=Path("runs/robot"))
     p.add_argument("--runs", type=int, default=40)
     p.add_argument("--seconds", type=float, default=20.0)
@@ -106,7 +106,7 @@ def main() -> int:
     if not bag.exists():
         record(bag, args.runs, args.seconds)
     run("ocean_train.cli", "--log", bag, "--preview")
-    unseen = [str(i + 1) for i in range(args.runs - max(1, args.runs // 8), args.runs)]
+    unseen = [f"bag/{i + 1}" for i in range(args.runs - max(1, args.runs // 8), args.runs)]
     asked = ["--log", bag, "--features", *POSITIONS, *BODY, *TORQUES, "--rate", RATE_HZ, "--max-age", 0.06]
     asked += ["--validate-on", *unseen]
     run("ocean_train.cli", *asked, "--preview")

@@ -58,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Make a self-describing file out of somebody else's single-step recurrent ONNX.",
         epilog="For example: ocean-export adopt silero_vad.onnx -o vad.onnx --state state:stateN "
         "--const sr=16000 --pin input.0=1 --pin input.1=576 --pin state.1=1",
+        allow_abbrev=False,
     )
     parser.add_argument("source", metavar="FOREIGN.onnx", help="one step of a recurrent model")
     parser.add_argument("-o", "--output", metavar="FILE", default="model.onnx", help="default: model.onnx")

@@ -51,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="ocean-export",
         description="Turn a checkpoint into one verified, self-describing, single-step ONNX file.",
         epilog="ocean-export adopt --help: make such a file out of somebody else's single-step recurrent ONNX.",
+        allow_abbrev=False,
     )
     parser.add_argument("source", help="a folder that ocean-train made; with --inspect, an .onnx file")
     parser.add_argument("-o", "--output", metavar="FILE", default="model.onnx", help="default: model.onnx")

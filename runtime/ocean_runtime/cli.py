@@ -66,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ocean-run",
         description="Read text or rows of sensors step by step with an exported model; its state survives.",
+        allow_abbrev=False,
     )
     parser.add_argument("model", help="the .onnx file that ocean-export made")
     parser.add_argument(
@@ -101,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--missing",
         choices=MISSING_POLICIES,
-        help="a row's missing value: the last one in its place (default), or stop there",
+        help="a row's missing value: the last value before it in its place (default), or stop there",
     )
     parser.add_argument(
         "--episode",

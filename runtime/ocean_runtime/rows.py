@@ -138,9 +138,9 @@ def step_rows(
     """Step once a row: the row, and the model's output for it.
 
     The state starts anew where an episode begins (the module's docstring has the rules; without `max_age_s` the
-    clock has no part in them). A missing value (NaN, infinite) is the last one of its element in this episode
-    (`hold`), or an InputError (`refuse`). Without an output, and a step, is a row of which an element has had no
-    value yet, and one that repeats the time before it.
+    clock has no part in them). A missing value (NaN, infinite) takes the last value before it of its element in this
+    episode (`hold`), or is an InputError (`refuse`). Without an output, and a step, is a row of which an element has
+    had no value yet, and one that repeats the time before it.
 
     A stream that was restored goes on as if it had never stopped: its `Place` is in its context.
 
@@ -210,7 +210,7 @@ def _planned(
                 if not math.isfinite(found):
                     raise InputError(
                         f"row {row.number} has no finite {item.name!r} ({found}); give --missing hold to take "
-                        "the last one in its place"
+                        "the last value before it in its place"
                     )
         held = [math.nan] * len(elements) if begins else place.held
         values = [v if math.isfinite(v) else h for v, h in zip(row.values, held, strict=True)]

@@ -33,7 +33,7 @@ def test_activity_of_unseen_people(environment: dict[str, str], tmp_path: Path) 
     small = ["--seconds", 4, "--steps", 3, "--seeds", 1, "--batch", 4, "--window", 16, "--width", 8]
     said = run("activity.py", environment, tmp_path, *small)
     assert "5,600 rows in 140 episodes" in said
-    assert "to train on: 3,920 steps in 98 episodes" in said
+    assert "to train on: 3,920 rows (70.0%) in 98 episodes, 3,920 steps: watch/person0" in said
     assert "largest error over 2,000 closed-loop steps" in said
     assert "row,class,p(ABD)" in said
     assert said.splitlines()[-1].startswith("gru    accuracy 0.")
@@ -85,6 +85,6 @@ sys.meta_path.insert(0, Without())
 def test_a_robot_without_velocities(environment: dict[str, str], tmp_path: Path) -> None:
     said = run("robot.py", environment, tmp_path, "--runs", 8, "--seconds", 8, "--steps", 4)
     assert "/joint_states  sensor_msgs/msg/JointState, 1,280 messages, about 20 Hz" in said
-    assert "7 gaps longer than 0.06 s, each ends an episode" in said
+    assert "7 gaps longer than 0.06 s; such a gap ends its episode" in said
     assert "/joint_states:position[5] [rad]" in said
     assert "below holding the last value" in said.splitlines()[-1]

@@ -87,6 +87,15 @@ def test_what_is_wrong_is_said_in_one_sentence(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "arguments", [["source", "--precis", "int8"], ["adopt", "foreign.onnx", "--stat", "a:b"]]
+)
+def test_an_option_cut_short_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(arguments)
+    assert "unrecognized arguments: --" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("missing", ["torch", "onnx"])
 def test_a_missing_package_is_one_sentence(
     environment: dict[str, str], checkpoint_folder: Path, tmp_path: Path, missing: str

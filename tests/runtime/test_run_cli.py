@@ -253,6 +253,11 @@ def test_minimal_loop_refuses_a_model_of_sensors(tiny_path: Path) -> None:
     assert done.stderr.decode() == "this loop is for text; ocean-run takes rows of sensors\n"
 
 
+def test_an_option_cut_short_is_refused(command: Run, tiny_path: Path) -> None:
+    done = command(RUN, tiny_path, "--temp", "0.5")
+    assert done.returncode == 2 and b"unrecognized arguments: --temp" in done.stderr
+
+
 def test_options_may_stand_between_model_and_text(command: Run, tiny_path: Path, tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes(TEXT)
     done = command(RUN, tiny_path, "--seed", "1", tmp_path / "text")

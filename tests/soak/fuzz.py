@@ -273,7 +273,7 @@ def peak_mb(who: int) -> float:
 
 def main() -> None:
     """Run and print a table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], allow_abbrev=False)
     parser.add_argument("--models", type=int, default=0)
     parser.add_argument("--contracts", type=int, default=0)
     parser.add_argument("--snapshots", type=int, default=0)

@@ -98,6 +98,23 @@ def test_next_row_is_the_target_and_one_is_what_holding_costs(tmp_path: Path) ->
     np.testing.assert_allclose(data.observations.estimates(x, outputs), y, rtol=0, atol=1e-9)
 
 
+def test_no_change_costs_one_over_the_training_part_and_what_others_cost_is_their_own(tmp_path: Path) -> None:
+    """Zero says the last value and the training part's mean change; held-out rows that change more cost more."""
+    still = np.random.default_rng(0).standard_normal(400)
+    np.savez(tmp_path / "log.npz", a=np.r_[still, 3 * still[::-1]], who=np.repeat(["x", "y"], 400))
+    data = prepare(read_log(Request((tmp_path / "log.npz",), episode="who")))
+    costs = []
+    for part in (data.training, data.validation):
+        places = part.begin[0] + np.arange(part.pairs[0])
+        costs.append(float(data.tensors(places)[1].double().square().mean()))
+        zero = data.observations.estimates(data.pairs(places)[0], np.zeros((len(places), 1)))
+        drift = np.diff(still).mean()
+        np.testing.assert_allclose(zero, data.pairs(places)[0] + drift, rtol=0, atol=1e-9)
+    assert costs == pytest.approx([1.0, 9.0], rel=1e-3)
+    found = Regression(1.0, 9, ("a", "b", "c"), *np.array([[1.0, 3, 2], [2, 4, 0], [9, 9, 9]]))
+    assert found.entry()["rmse_of_hold"] == (0.5 + 0.75) / 2  # c never moves
+
+
 def test_scaling_and_references_come_from_the_training_split_alone(tmp_path: Path) -> None:
     columns = {
         "a": np.r_[np.zeros(50) + np.arange(50) % 2, np.full(50, 1e6)],
@@ -106,7 +123,7 @@ def test_scaling_and_references_come_from_the_training_split_alone(tmp_path: Pat
     columns["utm"] = 4_512_345.0 + 0.01 * (np.arange(100) % 3)
     columns["still"] = np.full(100, 7.0)
     np.savez(tmp_path / "log.npz", **columns)
-    data = prepare(read_log(Request((tmp_path / "log.npz",), episode="who")), ("y",))
+    data = prepare(read_log(Request((tmp_path / "log.npz",), episode="who")), ("log/y",))
     a, utm, still = data.columns
     assert (a.mean, a.std, a.low, a.high) == (0.5, 0.5, 0.0, 1.0)
     assert utm.element.reference == 4_512_345.0 and a.element.reference == 0.0
@@ -157,7 +174,9 @@ def test_observations_survive_json(tmp_path: Path) -> None:
 def test_metrics_are_those_of_each_episode_read_alone(
     tmp_path: Path, model: str, classes: str | None
 ) -> None:
-    data = log_of(tmp_path, [30, 21, 9, 14], ("e1", "e2", "e3"), features=("noise",), classes=classes)
+    data = log_of(
+        tmp_path, [30, 21, 9, 14], ("log/e1", "log/e2", "log/e3"), features=("noise",), classes=classes
+    )
     window = 32 if model == "transformer" else 5  # its memory is its window
     trained = build(Settings(model=model, width=16, layers=1, heads=2, window=window), data.observations)
     found = evaluate(trained, data, window)
@@ -201,19 +220,22 @@ def test_macro_f1() -> None:
 
 def test_splits(tmp_path: Path) -> None:
     data = log_of(tmp_path, [30] * 20, features=("id",))
-    assert data.validation.names == ("e18", "e19")
-    data = log_of(tmp_path, [30] * 20, ("e1*",), features=("id",))
-    assert data.validation.names == ("e1", *(f"e1{i}" for i in range(10)))
+    assert data.validation.names == ("log/e18", "log/e19")
+    data = log_of(tmp_path, [30] * 20, ("log/e1*",), features=("id",))
+    assert data.validation.names == ("log/e1", *(f"log/e1{i}" for i in range(10)))
     one = log_of(tmp_path, [100], features=("id",))
     assert one.training.pairs.tolist() == [89] and one.validation.pairs.tolist() == [9]
     assert one.validation.begin.tolist() == [
         90
     ]  # row 90 is neither's pair: no training target is validated on
-    with pytest.raises(LogError, match="no episode is named 'x'; they are e0, e1"):
+    with pytest.raises(LogError, match="no episode is named 'x'; they are log/e0, log/e1"):
         log_of(tmp_path, [30, 30], ("x",), features=("id",))
     with pytest.raises(LogError, match="too few"):
-        log_of(tmp_path, [30, 30], ("e*",), features=("id",))
-    with pytest.raises(LogError, match="do not give 50 rows of 9"):
+        log_of(tmp_path, [30, 30], ("log/e*",), features=("id",))
+    with pytest.raises(
+        LogError,
+        match=r"29 steps to train on do not give 50 rows of 9 steps; give more data, or --batch 3 or less$",
+    ):
         streams(log_of(tmp_path, [30, 30], features=("id",)), 50, 9, 0)
 
 
@@ -226,7 +248,7 @@ def test_numbers_that_no_float32_holds_are_refused(tmp_path: Path) -> None:
 
 
 def test_side_by_side_reads_each_pair_once(tmp_path: Path) -> None:
-    data = log_of(tmp_path, [30, 7, 12], ("e1", "e2"), features=("id",))
+    data = log_of(tmp_path, [30, 7, 12], ("log/e1", "log/e2"), features=("id",))
     places = np.concatenate([p[v] for p, v in side_by_side(data.validation, 5)])
     assert sorted(places.tolist()) == [*range(30, 36), *range(37, 48)]
     x, y, reset = heldout(data, 10)

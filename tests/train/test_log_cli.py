@@ -57,7 +57,7 @@ def test_csv_from_log_to_file_to_rows(
     command: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = write_csv(tmp_path / "log.csv")
-    asked = ["--log", str(log), "--episode", "who", "--time", "stamp", "--validate-on", "e3"]
+    asked = ["--log", str(log), "--episode", "who", "--time", "stamp", "--validate-on", "log/e3"]
     assert main([*asked, "--preview"]) == 0
     said = capsys.readouterr().out
     for words in (
@@ -65,7 +65,8 @@ def test_csv_from_log_to_file_to_rows(
         "columns not used: mode",
         "north: too large for float32 beside its changes: 4512345 is subtracted",
         "960 rows in 4 episodes",
-        "to validate on: 239 steps in 1 episodes: e3",
+        "to train on: 720 rows (75.0%) in 3 episodes, 717 steps: log/e0, log/e1, log/e2",
+        "held out to validate on: 240 rows (25.0%) in 1 episode, 239 steps: log/e3",
     ):
         assert words in said
     out, model = str(tmp_path / "run"), tmp_path / "m.onnx"
@@ -77,11 +78,51 @@ def test_csv_from_log_to_file_to_rows(
     ran = command("ocean_runtime.cli", model, log, "--episode", "who")
     assert ran.returncode == 0, ran.stderr.decode()
     table = list(csv.DictReader(io.StringIO(ran.stdout.decode())))
-    data = prepare(read_log(Request((log,), episode="who", time="stamp")), ("e3",))
+    data = prepare(read_log(Request((log,), episode="who", time="stamp")), ("log/e3",))
     begin = int(data.validation.begin[0])
     expected = OceanModel.load(model).stream().run(data.log.rows[begin : begin + 50])
     found = [[float(row["gyro [rad/s]"]), float(row["north [m]"])] for row in table[begin : begin + 50]]
     np.testing.assert_array_equal(found, expected)
+
+
+def test_the_preview_says_what_its_numbers_cover_what_is_held_out_and_whether_that_will_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two gaps: the last of three episodes is held out, and is where the largest load is."""
+    log = tmp_path / "drive.csv"
+    times = [0.02 * i + 9 * (i >= 900) + 9 * (i >= 1900) for i in range(3000)]
+    loads = [f"{i % 4 + (3.5 if i >= 1900 else 0)}" for i in range(3000)]
+    loads[30] = ""
+    rows = [f"{time:.2f},{load}" for time, load in zip(times, loads, strict=True)]
+    log.write_text("\n".join(["stamp,load [kg]", *rows]) + "\n")
+    asked = ["--log", str(log), "--time", "stamp"]
+    assert main([*asked, "--preview"]) == 0
+    said = capsys.readouterr().out
+    table = next(line for line in said.splitlines() if line.startswith("load [kg] "))
+    low, high, mean, std, low_train, high_train = map(float, table.split()[2:])
+    values = np.array([float(load or loads[29]) for load in loads])
+    assert (low, high, low_train, high_train) == (0.0, 6.5, 0.0, 3.0)
+    assert (mean, std) == pytest.approx((values.mean(), values.std()), rel=1e-5)
+    for line in (
+        "of all 3,000 rows that are read; `train`: of the part to train on, whose mean and std scale the model",
+        "load: 1 missing value, filled with the last value before in the same episode",
+        "2 gaps longer than 1 s; such a gap ends its episode",
+        "to train on: 1,900 rows (63.3%) in 2 episodes, 1,898 steps: drive, drive#2",
+        "held out to validate on: 1,100 rows (36.7%) in 1 episode, 1,099 steps: drive#3",
+    ):
+        assert line in said.splitlines()
+    short = (
+        "drive.csv is too short: 1,898 steps to train on do not give 32 rows of 64 steps; give more data, "
+        "or --batch 29 or less, or --window 59 or less"
+    )
+    assert said.splitlines()[-1] == f"training as asked for would be refused: {short}"
+    assert main([*asked, "--out", str(tmp_path / "run")]) == 1
+    assert capsys.readouterr().err == f"ocean-train: {short}\n"
+    for enough in (["--batch", "29"], ["--window", "59"], ["--feed", "windows"]):
+        assert main([*asked, "--preview", *enough]) == 0
+        assert "too short" not in capsys.readouterr().out
+    assert main([*asked, "--batch", "29", "--steps", "1", "--out", str(tmp_path / "run")]) == 0
+    assert main([*asked, "--preview", "--batch", "0"]) == 1
 
 
 def test_gaps_of_a_csv_end_episodes_in_ocean_run_as_in_training(command: Run, tmp_path: Path) -> None:
@@ -111,10 +152,10 @@ def test_a_value_outside_the_training_range_is_counted_and_none_of_the_training_
     command: Run, tmp_path: Path
 ) -> None:
     log, model = write_csv(tmp_path / "log.csv"), tmp_path / "m.onnx"
-    asked = ["--log", str(log), "--features", "gyro", "north", "--episode", "who", "--validate-on", "e3"]
+    asked = ["--log", str(log), "--features", "gyro", "north", "--episode", "who", "--validate-on", "log/e3"]
     assert main([*asked, *SMALL, "--out", str(tmp_path / "run")]) == 0
     assert export([str(tmp_path / "run"), "-o", str(model)]) == 0
-    data = prepare(read_log(Request((log,), features=("gyro", "north"), episode="who")), ("e3",))
+    data = prepare(read_log(Request((log,), features=("gyro", "north"), episode="who")), ("log/e3",))
     seen = data.log.rows[: data.log.starts[3]]
     for item, column in zip(OceanModel.load(model).contract.inputs[0].elements, seen.T, strict=True):
         assert (item.low, item.high) == (column.min(), column.max())
@@ -189,7 +230,7 @@ def test_the_same_bag_in_ocean_run_and_in_python_gives_the_same_numbers(
     asked = [*logs, "--features", *fields, "--rate", "20", "--max-age", "0.5"]
     assert main([*asked, "--preview"]) == 0
     said = capsys.readouterr().out
-    assert "2 gaps longer than 0.5 s, each ends an episode" in said and "longest gap 2" in said
+    assert "2 gaps longer than 0.5 s; such a gap ends its episode" in said and "longest gap 2" in said
     assert main([*asked, *SMALL, "--out", str(tmp_path / "run")]) == 0
     assert export([str(tmp_path / "run"), "-o", str(tmp_path / "m.onnx")]) == 0
     ran = command("ocean_runtime.cli", tmp_path / "m.onnx", bags[1])
@@ -223,7 +264,10 @@ def test_the_same_bag_in_ocean_run_and_in_python_gives_the_same_numbers(
             ["--log", "LOG", "--features", "speed"],
             "no column 'speed'; its columns are who, stamp, gyro, north, mode",
         ),
-        (["--log", "LOG", "--time", "stamp", "--batch", "1000"], "do not give 1000 rows"),
+        (
+            ["--log", "LOG", "--time", "stamp", "--batch", "1000"],
+            "717 steps to train on do not give 1,000 rows of 64 steps; give more data, or --batch 11 or less\n",
+        ),
     ],
 )
 def test_errors_are_one_sentence(

@@ -42,7 +42,7 @@ def test_a_missing_value_is_the_last_of_its_episode_and_never_a_later_one(tmp_pa
     rows = "x,0,,1,a\nx,1,2,,a\nx,2,inf,nan,a\nx,3,3,5,a\ny,4,,6,a\ny,5,7,,a\n"
     log = read(tmp_path / "a.csv", CSV + rows, episode="who", time="stamp", max_age_s=9)
     np.testing.assert_array_equal(log.rows, [[2, 1], [2, 1], [3, 5], [7, 6]])
-    assert log.episodes == ("x", "y") and log.starts.tolist() == [0, 3, 4]
+    assert log.episodes == ("a/x", "a/y") and log.starts.tolist() == [0, 3, 4]
     found = log.findings
     assert (found.missing.tolist(), found.infinite.tolist(), found.incomplete) == ([2, 3], [1, 0], 2)
 
@@ -145,6 +145,24 @@ def test_columns_in_another_order_are_found_by_name(tmp_path: Path) -> None:
     log = read_log(Request((tmp_path / "a.csv", tmp_path / "b.csv")))
     np.testing.assert_array_equal(log.rows, [[1, 2], [3, 4], [10, 20], [30, 40]])
     assert log.episodes == ("a", "b")
+
+
+def test_an_episode_has_the_same_name_however_many_logs_there_are(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.csv").write_text("t,who,speed\n0,x,1\n1,x,2\n2,x,3\n9,x,4\n")
+    for asked, names in (
+        ({}, ("a",)),
+        ({"time": "t"}, ("a", "a#2")),
+        ({"episode": "who"}, ("a/x",)),
+        ({"episode": "who", "time": "t"}, ("a/x", "a/x#2")),
+    ):
+        request = {"features": ("speed",), "max_age_s": 2.0, **asked}
+        assert read(tmp_path / "a.csv", **request).episodes == names
+        both = read_log(Request((tmp_path / "a.csv", tmp_path / "b.csv"), **request)).episodes
+        assert both == (*names, *(name.replace("a", "b") for name in names))
+    bag = write_bag(tmp_path / "bag", [(0.1 * i, "/imu", imu((i, 0, 0))) for i in range(9)])
+    found = read(bag, features=("/imu:angular_velocity.x",), rate_hz=10)
+    assert found.episodes == ("bag/1",)
 
 
 def test_npz_arrays_are_columns(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from ocean_runtime import __version__
 from ocean_train.checkpoint import POINTER, load
 from ocean_train.cli import main
 
@@ -118,6 +119,18 @@ def test_what_cannot_be_is_refused_in_one_sentence(
     assert sentence in error
     assert error.startswith("ocean-train: ")
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["--step", "5"], ["--width=8", "--eval", "9"]])
+def test_an_option_cut_short_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    assert "unrecognized arguments: --" in capsys.readouterr().err
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"oceanstate {__version__}\n"
 
 
 def test_other_settings_for_the_same_folder_are_refused(

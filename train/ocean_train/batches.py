@@ -16,6 +16,7 @@ from ocean_runtime.tokenizer import Tokenizer
 from torch import Tensor
 
 from ocean_train.corpora import Corpus, CorpusError
+from ocean_train.wording import counted
 
 VALIDATION_SHARE = 0.1
 
@@ -70,13 +71,15 @@ def prepare(
     shortest = min(len(data.training), len(data.validation))
     if shortest < window + 1:
         raise CorpusError(
-            f"{corpus.name} is too short: its last tenth, for validation, holds {len(data.validation)} "
-            f"tokens where a window of {window} needs {window + 1}; give a longer text or a smaller --window"
+            f"{corpus.name} is too short: its last tenth, for validation, holds "
+            f"{counted(len(data.validation), 'token')} where a window of {window} needs {window + 1}; "
+            "give a longer text or a smaller --window"
         )
     if len(data.training) // batch < window + 1:
         raise CorpusError(
-            f"{corpus.name} is too short: {len(data.training)} tokens for training do not give {batch} rows "
-            f"of a window of {window}; give a longer text, a smaller --batch or a smaller --window"
+            f"{corpus.name} is too short: {counted(len(data.training), 'token')} for training do not give "
+            f"{counted(batch, 'row')} of a window of {window}; "
+            "give a longer text, a smaller --batch or a smaller --window"
         )
     return data
 

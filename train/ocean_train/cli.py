@@ -27,6 +27,11 @@ DEFAULT_VOCABULARY = 4000
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code: 0, 1 after an error, 128 + signal after a clean stop."""
     args = parser().parse_args(argv)
+    if args.version:
+        from ocean_runtime import __version__  # imports NumPy, which --help must do without
+
+        print(f"oceanstate {__version__}")
+        return 0
     with _stop_on_signal() as received:
         try:
             return _run(args, received)
@@ -47,7 +52,9 @@ def parser() -> argparse.ArgumentParser:
         description="Train an Ocean Transformer on text or on logs of sensors. The same command again goes on "
         "where it stopped.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
     )
+    p.add_argument("--version", action="store_true", help="say which version this is, and stop")
     data = p.add_argument_group("text")
     data.add_argument("--text", type=Path, metavar="FILE", help="a text in UTF-8, instead of a named corpus")
     data.add_argument(
@@ -146,17 +153,12 @@ def _add_log_arguments(log: argparse._ArgumentGroup) -> None:
         nargs="+",
         default=[],
         metavar="PATTERN",
-        help="names of the episodes to validate on, such as 's3*'; the last tenth if not given",
+        help="names of the episodes to validate on, such as 'drive/s3*'; if not given, the last tenth of the "
+        "episodes, whole, and at least one",
     )
 
 
 def _run(args: argparse.Namespace, received: list[int]) -> int:
-    if args.preview:
-        from ocean_train.preview import preview
-
-        for line in preview(_request(args), args.validate_on):
-            _print(line)
-        return 0
     import torch
 
     from ocean_train import features, parallel
@@ -164,6 +166,7 @@ def _run(args: argparse.Namespace, received: list[int]) -> int:
     from ocean_train.corpora import load_corpus
     from ocean_train.logs import read_log
     from ocean_train.loop import Settings, train
+    from ocean_train.preview import preview
 
     if args.feed == "streams" and args.shuffle:
         raise ValueError("streams are read in order, each row going on from window to window: drop --shuffle")
@@ -174,6 +177,10 @@ def _run(args: argparse.Namespace, received: list[int]) -> int:
     if args.vocabulary is None and args.tokenizer == "word":
         args.vocabulary = DEFAULT_VOCABULARY
     settings = Settings(**{name: getattr(args, name) for name in Settings.__dataclass_fields__})
+    if args.preview:
+        for line in preview(_request(args), settings, args.validate_on):
+            _print(line)
+        return 0
     torch.set_num_threads(args.threads)
     data: Data | Sensors
     if args.log:
@@ -235,25 +242,27 @@ def _request(args: argparse.Namespace) -> Request:
 def _describe(settings: Settings, data: Data | Sensors) -> str:
     from ocean_train.batches import Data
     from ocean_train.preview import remarks
+    from ocean_train.wording import counted
 
     if isinstance(data, Data):
         train, validation = len(data.training), len(data.validation)
         line = (
-            f"text   {data.name}: {train:,} tokens to train on, {validation:,} to validate; "
+            f"text   {data.name}: {counted(train, 'token')} to train on, {validation:,} to validate; "
             f"{data.tokenizer.size} different ({settings.tokenizer})"
         )
     else:
         train, validation = int(data.training.pairs.sum()), int(data.validation.pairs.sum())
         line = (
-            f"log    {data.name}: {train:,} steps of {len(data.training.names)} episodes to train on, "
-            f"{validation:,} of {len(data.validation.names)} to validate; {len(data.log.features)} features, "
-            f"target: {data.log.target}"
+            f"log    {data.name}: {counted(train, 'step')} of {counted(len(data.training.names), 'episode')} "
+            f"to train on, {validation:,} of {len(data.validation.names)} to validate; "
+            f"{counted(len(data.log.features), 'feature')}, target: {data.log.target}"
         )
         line = "\n       ".join([line, *remarks(data)])
     return (
         f"{line}\n"
-        f"model  {settings.model}, width {settings.width}, {settings.layers} layers, {settings.heads} heads; "
-        f"regime {settings.regime}, {settings.feed} of {settings.window} steps, {settings.batch} side by side"
+        f"model  {settings.model}, width {settings.width}, {counted(settings.layers, 'layer')}, "
+        f"{counted(settings.heads, 'head')}; regime {settings.regime}, {settings.feed} of "
+        f"{counted(settings.window, 'step')}, {settings.batch} side by side"
     )
 
 
@@ -263,16 +272,21 @@ def _show(checkpoint: Checkpoint, data: Data | Sensors, out: Path) -> None:
     from ocean_train.loop import Settings, build
     from ocean_train.metrics import evaluate
     from ocean_train.report import nats, plot, sample
+    from ocean_train.wording import counted
 
     settings = Settings(**checkpoint.settings)
     unit = "nats a token"
     if not isinstance(data, Data):
-        unit = "nats a step" if data.log.target == "classes" else "in the target's variance"
+        unit = {
+            "next": "in the variance of the training part's changes",
+            "columns": "in the targets' variance in the training part",
+            "classes": "nats a step",
+        }[data.log.target]
     plot(checkpoint.history, out / "curves.png", f"{checkpoint.data['name']}, {checkpoint.regime}", unit)
     skipped = f", {checkpoint.skipped} of them skipped" if checkpoint.skipped else ""
     _print(
         f"done   validation loss {nats(checkpoint.validation_loss)} ({unit}) "
-        f"after {checkpoint.step} steps{skipped}; {out}/checkpoint.json, {out}/curves.png"
+        f"after {counted(checkpoint.step, 'step')}{skipped}; {out}/checkpoint.json, {out}/curves.png"
     )
     reads = data.tokenizer if isinstance(data, Data) else data.observations
     model = build(settings, reads)

@@ -26,6 +26,7 @@ from ocean_train.batches import Batch
 from ocean_train.logs import Log
 from ocean_train.observations import Array, Observations, Scaling
 from ocean_train.spool import LogError
+from ocean_train.wording import counted
 
 VALIDATION_SHARE = 0.1
 BLOCK_ROWS = 65_536
@@ -110,7 +111,7 @@ class Sensors:
 def prepare(log: Log, validate_on: Sequence[str] = ()) -> Sensors:
     """Split a log by whole episodes, and learn references and scaling from the training part.
 
-    validate_on: patterns (`s3*`) of the names of the episodes to validate on; without any, the last tenth of
+    validate_on: patterns (`drive/s3*`) of the names of the episodes to validate on; without any, the last tenth of
     the episodes, or of the rows where there is only one. Raises LogError where a part would be empty.
     """
     training, validation = split(log, validate_on)
@@ -128,7 +129,8 @@ def prepare(log: Log, validate_on: Sequence[str] = ()) -> Sensors:
     observations = Observations(
         log.target, features, outputs, given, wanted, log.rate_hz, log.max_age_s, log.time, log.episode
     )
-    about = f"{log.sha256} {validation.names} {log.target}"
+    held = validation.begin.tolist(), validation.pairs.tolist()  # not by name: a file may be given another
+    about = f"{log.sha256} {held} {log.target}"
     log = dataclasses.replace(log, sha256=hashlib.sha256(about.encode()).hexdigest())
     return Sensors(log, observations, columns, training, validation)
 
@@ -199,11 +201,8 @@ def streams(data: Sensors, batch: int, window: int, seed: int) -> Callable[[int]
     begin, pairs = data.training.begin, data.training.pairs
     length = int(pairs.sum()) // batch
     rounds = length // window
-    if not rounds:
-        raise LogError(
-            f"{data.name} is too short: {int(pairs.sum())} steps to train on do not give {batch} rows of {window}; "
-            "give more data, a smaller --batch or a smaller --window"
-        )
+    if short := too_short(data, batch, window):
+        raise LogError(short)
 
     def at(step: int) -> Batch:
         order = np.random.default_rng((seed, step // rounds)).permutation(len(pairs))
@@ -217,6 +216,22 @@ def streams(data: Sensors, batch: int, window: int, seed: int) -> Callable[[int]
         return Batch(inputs, targets, carries=step % rounds > 0, reset=reset)
 
     return at
+
+
+def too_short(data: Sensors, batch: int, window: int) -> str | None:
+    """Where `streams` has too few steps to train on: so many there are, and which batch or window they would do for."""
+    steps = int(data.training.pairs.sum())
+    if steps // batch >= window:
+        return None
+    ways = [
+        f", or --{name} {most} or less"
+        for name, most in (("batch", steps // window), ("window", steps // batch))
+        if most
+    ]
+    return (
+        f"{data.name} is too short: {counted(steps, 'step')} to train on do not give {counted(batch, 'row')} of "
+        f"{counted(window, 'step')}; give more data{''.join(ways)}"
+    )
 
 
 def side_by_side(episodes: Episodes, window: int) -> Iterator[tuple[Whole, NDArray[np.bool_]]]:
@@ -316,7 +331,7 @@ def _filled(episodes: Episodes, log: Log) -> Episodes:
     filled = _pick(episodes, episodes.pairs > 0)
     if not filled.names:
         raise LogError(
-            f"{log.name} has {len(log.episodes)} episodes with {len(log.rows)} rows, too few to train on one part "
-            "and to validate on another; give more data"
+            f"{log.name} has {counted(len(log.episodes), 'episode')} with {counted(len(log.rows), 'row')}, too few "
+            "to train on one part and to validate on another; give more data"
         )
     return filled

@@ -25,6 +25,7 @@ from ocean_runtime.tables import Table, element, label, number, seconds
 
 from ocean_train.observations import Array, Target
 from ocean_train.spool import BLOCK_ROWS, Block, Findings, LogError, Spool
+from ocean_train.wording import counted
 
 CHUNK_BYTES = 1 << 16
 PERIODS_KEPT = 10_000
@@ -74,6 +75,7 @@ class Log:
     starts: NDArray[np.int64]
     """(E + 1,): episode e is rows[starts[e] : starts[e + 1]]."""
     episodes: tuple[str, ...]
+    """(E,) names: of the file without its ending, and of the episode in it, `drive/s3`; `drive/s3#2` the second."""
     rate_hz: float | None
     max_age_s: float | None
     time: str
@@ -108,7 +110,7 @@ def read_log(request: Request) -> Log:
     layout: _Layout | None = None
     rates: list[float] = []
     for path in request.paths:
-        spool.begin_source(path.stem if len(request.paths) > 1 else "")
+        spool.begin_source(_printable(path.stem))
         before = spool.count
         layout, blocks = _open(path, request, layout, findings, rates)
         for block in blocks:
@@ -127,9 +129,9 @@ def read_log(request: Request) -> Log:
                 f"{request.classes!r} is {outputs[0].name!r} in every row; there is nothing to tell apart"
             )
     clocked = request.time is not None or request.rate_hz is not None
-    about = [target, *(e.name for e in (*layout.features, *outputs)), starts.tolist(), spool.names]
+    about = [target, *(e.name for e in (*layout.features, *outputs)), starts.tolist()]
     return Log(
-        name=", ".join(os.fsencode(path.name).decode(errors="replace") for path in request.paths),
+        name=", ".join(_printable(path.name) for path in request.paths),
         sha256=hashlib.sha256((spool.sha.hexdigest() + json.dumps(about)).encode()).hexdigest(),
         target=target,
         features=layout.features,
@@ -172,7 +174,7 @@ def _timed(
             periods = np.append(periods, steps[steps > 0])[:PERIODS_KEPT]
             _check_period(f"the rows of {path}", periods, request.max_age_s)
         yield block
-    line = f"{path}: {count:,} rows"
+    line = f"{path}: {counted(count, 'row')}"
     if len(periods):
         rates.append(1 / float(np.median(periods)))
         line += f", {rates[-1]:.4g} rows a second"
@@ -374,13 +376,15 @@ def _bag_blocks(path: Path, layout: _Layout, findings: Findings) -> Iterator[Blo
         for topic, periods in watch.periods.items():
             _check_period(f"the messages of {topic} in {path}", np.array(periods), request.max_age_s)
         if not count:
-            counts = ", ".join(f"{t} ({bag.topics[t][1]} messages)" for t in watch.topics)
+            counts = ", ".join(f"{t} ({counted(bag.topics[t][1], 'message')})" for t in watch.topics)
             raise LogError(
                 f"{path} gives no row: at no instant are {counts} all within --max-age {request.max_age_s:g} s"
             )
     findings.gaps += int(last) - 1
     findings.longest_gap_s = max([findings.longest_gap_s, *watch.longest.values()])
-    findings.sources.append(f"{path}: {count:,} rows at {request.rate_hz:g} Hz from " + watch.describe())
+    findings.sources.append(
+        f"{path}: {counted(count, 'row')} at {request.rate_hz:g} Hz from " + watch.describe()
+    )
 
 
 class _Watch:
@@ -426,6 +430,11 @@ def _sort_classes(rows: Array, found: dict[str, int]) -> list[str]:
     for block in (rows[i : i + BLOCK_ROWS] for i in range(0, len(rows), BLOCK_ROWS)):
         block[:, -1] = place[block[:, -1].astype(np.int64)]
     return names
+
+
+def _printable(name: str) -> str:
+    """A file's name whose bytes may be of no encoding."""
+    return os.fsencode(name).decode(errors="replace")
 
 
 def _chunks(path: Path) -> Iterator[bytes]:

@@ -8,7 +8,8 @@
     target `columns`   estimates at this step:     reference + offset + scale · y
     target `classes`   logits:                     y
 
-`next` scales the *change* from x, so that y = 0 says "as it is now" and a loss of 1 is what that would cost.
+`next` scales the *change* from x, so that y = 0 says "as it is now, and the mean change", which costs a loss of 1 over
+the training split (less where a column never changes), and more or less elsewhere, as those rows change more or less.
 Offset and scale are mean and standard deviation over the training split. The reference is zero but where
 float32 has no room for a column's changes beside its size (UTM coordinates, Unix times); it is subtracted in
 float64, by the runtime and by `relative` here. All else is inside the graph.

@@ -14,6 +14,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ocean_train.wording import counted
+
 
 def start() -> torch.device:
     """Join the processes that torchrun started, if it did; the device that this process computes on."""
@@ -62,7 +64,9 @@ def all_rows(rows: Tensor, B: int) -> Tensor:
 def _part(B: int) -> slice:
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     if world > B:
-        raise ValueError(f"a batch of {B} rows is too small for {world} processes; give a larger --batch")
+        raise ValueError(
+            f"a batch of {counted(B, 'row')} is too small for {world} processes; give a larger --batch"
+        )
     return slice(B * rank // world, B * (rank + 1) // world)
 
 

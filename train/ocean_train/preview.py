@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 from ocean_runtime.bags import is_bag, numeric_fields, open_bag
 from ocean_runtime.tables import label
 
-from ocean_train.features import Column, Sensors, prepare
-from ocean_train.logs import Request, read_log
+from ocean_train.features import BLOCK_ROWS, Column, Sensors, prepare, too_short
+from ocean_train.logs import Log, Request, read_log
+from ocean_train.loop import Settings
+from ocean_train.observations import Array
+from ocean_train.wording import counted
 
 TOPIC_MESSAGES = 2000
 """Messages of each topic that are looked at to tell its rate."""
 
 
-def preview(request: Request, validate_on: tuple[str, ...] = ()) -> Iterator[str]:
+def preview(request: Request, settings: Settings, validate_on: Sequence[str] = ()) -> Iterator[str]:
     """Lines of text on what was found, and on what would be done about it. Raises as `read_log` does.
 
+    settings: of the training that the same command line without `--preview` would do.
     Of a bag without chosen features or rate: its topics, their types, rates and numeric fields.
     """
     bags = [path for path in request.paths if is_bag(path)]
@@ -29,12 +33,14 @@ def preview(request: Request, validate_on: tuple[str, ...] = ()) -> Iterator[str
         return
     data = prepare(read_log(request), validate_on)
     yield from log_lines(data)
+    if settings.feed == "streams" and (short := too_short(data, settings.batch, settings.window)):
+        yield f"training as asked for would be refused: {short}"
 
 
 def bag_lines(path: Path) -> Iterator[str]:
     """The topics of a bag."""
     with open_bag(path) as bag:
-        yield f"{path}: {len(bag.topics)} topics"
+        yield f"{path}: {counted(len(bag.topics), 'topic')}"
         for topic, (kind, count) in bag.topics.items():
             times: list[int] = []
             fields: list[str] = []
@@ -46,7 +52,7 @@ def bag_lines(path: Path) -> Iterator[str]:
                         break
             period = float(np.median(np.diff(times))) / 1e9 if len(times) > 1 else 0.0
             rate = f", about {1 / period:.4g} Hz" if period else ""
-            yield f"  {topic}  {kind}, {count:,} messages{rate}"
+            yield f"  {topic}  {kind}, {counted(count, 'message')}{rate}"
             yield f"    numeric fields: {', '.join(fields) or 'none'}"
 
 
@@ -57,10 +63,15 @@ def log_lines(data: Sensors) -> Iterator[str]:
     if found.ignored:
         yield f"columns not used: {', '.join(found.ignored)}"
     wide = max(len(label(c.element)) for c in data.columns)
-    yield f"{'column':{wide}}           low          high          mean           std"
-    for column in data.columns:
-        numbers = (column.low, column.high, column.mean + column.element.reference, column.std)
-        yield f"{label(column.element):{wide}}" + "".join(f" {n:13.6g}" for n in numbers)
+    heads = ("low", "high", "mean", "std", "low (train)", "high (train)")
+    yield (
+        f"of all {counted(len(log.rows), 'row')} that are read; `train`: of the part to train on, whose mean and std "
+        "scale the model"
+    )
+    yield f"{'column':{wide}}" + "".join(f" {head:>13}" for head in heads)
+    for column, numbers in zip(data.columns, _over_all(log, len(data.columns)).T, strict=True):
+        shown = (*numbers, column.low, column.high)
+        yield f"{label(column.element):{wide}}" + "".join(f" {n:13.6g}" for n in shown)
     if log.target == "classes":
         yield f"classes: {', '.join(item.name for item in log.outputs)}"
     yield from remarks(data)
@@ -68,22 +79,41 @@ def log_lines(data: Sensors) -> Iterator[str]:
         yield "no column names a unit: the contract will name none either; write `speed [m/s]` to give one"
     lengths = np.diff(log.starts)
     yield (
-        f"{len(log.rows):,} rows in {len(lengths)} episodes of {lengths.min():,} to {lengths.max():,} rows "
-        f"(median {np.median(lengths):g})"
+        f"{counted(len(log.rows), 'row')} in {counted(len(lengths), 'episode')} of {lengths.min():,} to "
+        f"{counted(int(lengths.max()), 'row')} (median {np.median(lengths):g})"
     )
-    for count, what in (
-        (found.gaps, f"gaps longer than {log.max_age_s:g} s, each ends an episode" if log.max_age_s else ""),
-        (found.backwards, "times that go backwards, each ends an episode"),
-        (found.repeated, "rows that repeat the time before, left out"),
-        (found.incomplete, "rows before a first value of each column, left out"),
+    for count, thing, done in (
+        (found.gaps, "gap", f" longer than {log.max_age_s or 0:g} s; such a gap ends its episode"),
+        (found.backwards, "step", " back in time; such a step ends its episode"),
+        (found.repeated, "row", " with the time of the row before, left out"),
+        (found.incomplete, "row", " before each column has had a value, left out"),
     ):
         if count:
-            yield f"{count:,} {what}"
+            yield counted(count, thing) + done
     if found.longest_gap_s:
         yield f"the longest gap is {found.longest_gap_s:.4g} s"
-    for part, episodes in (("train", data.training), ("validate", data.validation)):
-        shown = ", ".join(episodes.names[:8]) + (", ..." if len(episodes.names) > 8 else "")
-        yield f"to {part} on: {int(episodes.pairs.sum()):,} steps in {len(episodes.names)} episodes: {shown}"
+    for part, episodes in (("to train on", data.training), ("held out to validate on", data.validation)):
+        names = ", ".join(episodes.names[:8]) + (", ..." if len(episodes.names) > 8 else "")
+        count, steps = len(episodes.names), int(episodes.pairs.sum())
+        rows = steps + (count if log.target == "next" else 0)  # the last row of an episode has no next
+        yield (
+            f"{part}: {counted(rows, 'row')} ({rows / len(log.rows):.1%}) in {counted(count, 'episode')}, "
+            f"{counted(steps, 'step')}: {names}"
+        )
+
+
+def _over_all(log: Log, columns: int) -> Array:
+    """Low, high, mean and standard deviation of the first C columns over all rows, (4, C), a block at a time."""
+
+    def blocks() -> Iterator[Array]:
+        for start in range(0, len(log.rows), BLOCK_ROWS):
+            yield np.asarray(log.rows[start : start + BLOCK_ROWS, :columns])
+
+    low = np.min([rows.min(0) for rows in blocks()], axis=0)
+    high = np.max([rows.max(0) for rows in blocks()], axis=0)
+    mean = np.sum([rows.sum(0) for rows in blocks()], axis=0) / len(log.rows)
+    square = np.sum([((rows - mean) ** 2).sum(0) for rows in blocks()], axis=0) / len(log.rows)
+    return np.stack([low, high, mean, np.where(high > low, np.sqrt(square), 0.0)])
 
 
 def remarks(data: Sensors) -> Iterator[str]:
@@ -95,10 +125,11 @@ def remarks(data: Sensors) -> Iterator[str]:
 
 def _remarks(data: Sensors, column: Column, i: int) -> Iterator[str]:
     found = data.log.findings
+    filled = ", filled with the last value before in the same episode"
     if count := int(found.missing[i]):
-        yield f"{count:,} missing values, each is the last one of its episode"
+        yield counted(count, "missing value") + filled
     if count := int(found.infinite[i]):
-        yield f"{count:,} infinite values, each is the last finite one of its episode"
+        yield counted(count, "infinite value") + filled
     if column.element.reference:
         yield (
             f"too large for float32 beside its changes: {column.element.reference:.17g} is subtracted in float64 "

@@ -2,7 +2,7 @@
 
 What is done with what is found; `ocean-train --preview` says how often each was met:
 
-    a missing or infinite value       is the last one of its column in this episode (never a later one)
+    a missing or infinite value       takes the last value before it of its column in this episode
     rows before a first value         are left out, until every column has had one
     a gap longer than the maximum age ends the episode
     a clock that goes backwards       ends the episode
