@@ -97,7 +97,9 @@ def with_metadata(proto: onnx.ModelProto, key: str, value: str) -> bytes:
     proto.metadata_props.extend(kept)
     proto.metadata_props.add(key=key, value=value)
     proto.metadata_props.add(key=seal.KEY, value=seal.UNSEALED)
-    return seal.seal(proto.SerializeToString())
+    content = seal.seal(proto.SerializeToString())
+    proto.metadata_props.pop()  # the seal is the file's: what is made of the proto later has none that is wrong
+    return content
 
 
 def _provenance(checkpoint: Checkpoint) -> dict[str, Any]:

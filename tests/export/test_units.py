@@ -80,8 +80,7 @@ def test_a_wrong_normalisation_fails_the_export(tmp_path: Path, capsys: pytest.C
     from ocean_export.contract import attach, contract_of
     from ocean_export.verify import reference, verify
 
-    attach(graph, contract_of(saved, saved.model()))
-    (tmp_path / "m.onnx").write_bytes(graph.SerializeToString())
+    (tmp_path / "m.onnx").write_bytes(attach(graph, contract_of(saved, saved.model())))
     stepper = InUnits(saved.model(), saved.observations)
     trial = make_trial(stepper, 200, observations=saved.observations, recording=saved.heldout.numpy())
     parity = verify(OceanModel.load(tmp_path / "m.onnx"), trial, reference(stepper, trial))
