@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from ocean_train.baselines import Model, StandardBlock, StandardTransformer
 from ocean_train.loop import Settings
-from ocean_train.model import LAYER_NORM_EPS, Block, OceanConfig, OceanTransformer, Relay, initialise
+from ocean_train.model import LAYER_NORM_EPS, Block, OceanConfig, OceanTransformer, initialise
 from ocean_train.regimes import detach_relay
 from torch import Tensor, nn
 
@@ -216,16 +217,8 @@ class Nearsighted(OceanTransformer):
         super().__init__(config, seed)
         self.relay = partial(detach_relay, sweeps=seen)
 
-    def forward(
-        self,
-        inputs: Tensor,
-        ocean: Tensor | None = None,
-        *,
-        reset: Tensor | None = None,
-        valid: Tensor | None = None,
-        relay: Relay | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        return super().forward(inputs, ocean, reset=reset, valid=valid, relay=self.relay)
+    def forward(self, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        return super().forward(*args, **options | {"relay": self.relay})
 
 
 def maker(kind: str, settings: Settings) -> Callable[[int], Model]:

@@ -14,7 +14,7 @@ from ocean_runtime.files import require_folder, write_atomically
 
 
 def run(argv: list[str]) -> int:
-    """The command. Raises OceanError, which ocean-export reports."""
+    """The command. Raises OceanError and OSError, which ocean-export reports."""
     args = _parser().parse_args(argv)
     from ocean_export.adopt import AdoptError, Said, adopt, verify
 
@@ -27,10 +27,7 @@ def run(argv: list[str]) -> int:
         elements=dict(args.elements),
         rate_hz=args.rate,
     )
-    try:
-        require_folder(target)  # said before the work
-    except FileNotFoundError as error:
-        raise AdoptError(f"{target} can't be written: {error.strerror}") from None
+    require_folder(target)  # said before the work
     try:
         foreign = source.read_bytes()
     except OSError as error:

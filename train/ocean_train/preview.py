@@ -109,9 +109,8 @@ def _over_all(log: Log, columns: int) -> Array:
         for start in range(0, len(log.rows), BLOCK_ROWS):
             yield np.asarray(log.rows[start : start + BLOCK_ROWS, :columns])
 
-    low = np.min([rows.min(0) for rows in blocks()], axis=0)
-    high = np.max([rows.max(0) for rows in blocks()], axis=0)
-    mean = np.sum([rows.sum(0) for rows in blocks()], axis=0) / len(log.rows)
+    lows, highs, sums = zip(*((rows.min(0), rows.max(0), rows.sum(0)) for rows in blocks()), strict=True)
+    low, high, mean = np.min(lows, axis=0), np.max(highs, axis=0), np.sum(sums, axis=0) / len(log.rows)
     square = np.sum([((rows - mean) ** 2).sum(0) for rows in blocks()], axis=0) / len(log.rows)
     return np.stack([low, high, mean, np.where(high > low, np.sqrt(square), 0.0)])
 
