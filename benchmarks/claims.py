@@ -16,10 +16,12 @@ import argparse
 import fnmatch
 from pathlib import Path
 
-import torch
-from evidence import driver, echo, forgetting, gain, generation, page, source, tracking
-from evidence.driver import Run, Scale
-from machine import ROOT
+from machine import ROOT, needs
+
+with needs("train,export"):
+    import torch
+    from evidence import driver, echo, forgetting, gain, generation, page, source, tracking
+    from evidence.driver import Run, Scale
 
 CLAIMS = {m.CLAIM: m for m in (gain, source, forgetting, echo, tracking, generation)}
 PAGE = ROOT / "docs" / "evidence.md"

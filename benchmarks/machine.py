@@ -1,12 +1,24 @@
-"""Where a figure comes from: the commit and the processor, as every benchmark writes them down."""
+"""What every benchmark says of where it ran: the commit, the processor, and what is missing here."""
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+@contextlib.contextmanager
+def needs(extras: str) -> Iterator[None]:
+    """Imports that come with these extras of the package; where one is missing, the program ends and says so."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        sys.exit(f"{Path(sys.argv[0]).name} needs {error.name}: pip install '.[{extras}]'")
 
 
 def commit(*paths: str) -> str:

@@ -23,15 +23,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-try:
+from machine import ROOT, needs
+
+with needs("train"):
     import torch
     from bptt_report import alternate, provenance, publish
-    from machine import ROOT
     from ocean_train import bptt, native
     from ocean_train.model import OceanConfig, OceanTransformer
     from ocean_train.tape import Matrices, Tape
-except ModuleNotFoundError as error:
-    sys.exit(f"pipeline.py needs {error.name}: pip install '.[train]'")
 
 PIECE = 8  # steps of the chain between two hand-overs to the second thread
 SIZES = (

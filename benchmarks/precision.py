@@ -11,13 +11,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import sys
 import tempfile
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-try:
+from machine import needs
+
+with needs("train,export"):
     import torch
     from ocean_export.contract import attach, contract_of
     from ocean_export.heldout import heldout_of, measure
@@ -26,8 +27,6 @@ try:
     from ocean_train import checkpoint
     from step import about, ocean_contender
     from step import measure as time_of
-except ModuleNotFoundError as error:
-    sys.exit(f"precision.py needs {error.name}: pip install '.[train,export]'")
 
 FORMS = (("fp32", False), ("int8", False), ("int8", True), ("int4", False))
 

@@ -17,18 +17,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-try:
+from machine import ROOT, needs
+
+with needs("train"):
     import torch
     from bptt_report import provenance, publish
-    from machine import ROOT
     from ocean_train import baselines, regimes
     from ocean_train.batches import prepare, windows
     from ocean_train.corpora import load_corpus
     from ocean_train.loop import learning_rate, make_optimizer, update
     from ocean_train.model import OceanConfig
     from ocean_train.report import window_loss
-except ModuleNotFoundError as error:
-    sys.exit(f"regimes.py needs {error.name}: pip install '.[train]'")
 
 B, T = 32, 64
 PEAK_LR = 2e-3

@@ -20,20 +20,19 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
+from machine import ROOT, needs
+
 for folder in ("runtime", "ros_nodes/ocean_ros", "tests/ros"):
     sys.path.insert(0, str(ROOT / folder))
 os.environ.setdefault("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
 
-try:
+with needs("train,export,ros"):
     import numpy as np
     import rclpy
     from geometry_msgs.msg import TwistStamped
     from leaky import leaky
     from robot import BEST_EFFORT, Client, OceanProcess, new_domain
     from sensor_msgs.msg import Imu
-except ModuleNotFoundError as error:
-    sys.exit(f"ros_node.py needs {error.name}: pip install '.[train,export,ros]', or a sourced ROS 2")
 
 RATE = 100
 FIELDS = ("angular_velocity.x", "angular_velocity.y", "angular_velocity.z")

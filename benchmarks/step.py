@@ -22,18 +22,18 @@ import argparse
 import json
 import os
 import platform
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-try:
+from machine import commit, needs, processor
+
+with needs("train,export"):
     import numpy as np
     import onnxruntime
     import torch
-    from machine import commit, processor
     from ocean_export.graph import step_graph
     from ocean_export.lean import lean_graph
     from ocean_export.prefill import prefill_graph
@@ -41,8 +41,6 @@ try:
     from ocean_train.baselines import Recurrent, StandardTransformer, equal_width
     from ocean_train.model import OceanConfig, OceanTransformer
     from step_graphs import CachedStep, RecurrentStep, cached_inputs, empty, exported, products
-except ModuleNotFoundError as error:
-    sys.exit(f"step.py needs {error.name}: pip install '.[train,export]'")
 
 SIZES = ("64/2", "128/4", "256/6")
 VOCABULARY = 65

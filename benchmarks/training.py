@@ -21,15 +21,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-try:
+from machine import ROOT, needs
+
+with needs("train"):
     import torch
     from bptt_report import alternate, provenance, publish, say
-    from machine import ROOT
     from ocean_train import baselines, bptt, regimes
     from ocean_train.model import OceanConfig, plain_relay, position_loss
     from torch import Tensor, nn
-except ModuleNotFoundError as error:
-    sys.exit(f"training.py needs {error.name}: pip install '.[train]'")
 
 VOCABULARY = 65
 HEADS = 4

@@ -29,7 +29,10 @@ def temporary(path: Path, content: bytes) -> Iterator[Path]:
     """A file of `content` beside `path`, on disk already, to be renamed; removed where it was not."""
     require_folder(path)
     _remove_leftovers(path)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    except OSError as error:  # it names the temporary file, of which nobody has heard
+        raise OSError(error.errno, error.strerror, str(path)) from None
     written = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:

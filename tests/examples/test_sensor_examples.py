@@ -50,6 +50,8 @@ def test_activity_of_unseen_people(environment: dict[str, str], tmp_path: Path) 
         ),
         ("benchmarks/step.py", "torch", "step.py needs torch: pip install '.[train,export]'"),
         ("benchmarks/regimes.py", "torch", "regimes.py needs torch: pip install '.[train]'"),
+        ("benchmarks/claims.py", "torch", "claims.py needs torch: pip install '.[train,export]'"),
+        ("benchmarks/ros_node.py", "rclpy", "ros_node.py needs rclpy: pip install '.[train,export,ros]'"),
     ],
 )
 def test_a_missing_package_is_one_sentence(

@@ -99,6 +99,15 @@ def test_a_missing_file_or_folder_is_one_sentence(tiny: OceanModel, tmp_path: Pa
     stream.step(1)
 
 
+def test_a_file_that_cannot_be_made_is_named_and_not_its_temporary_one(
+    tiny: OceanModel, tmp_path: Path
+) -> None:
+    path = tmp_path / ("x" * 250)
+    with pytest.raises(SnapshotError, match="can't be saved") as refused:
+        tiny.stream().save(path)
+    assert path.name in str(refused.value) and ".tmp" not in str(refused.value)
+
+
 def test_saving_leaves_no_other_file_behind(tiny: OceanModel, tmp_path: Path) -> None:
     for _ in range(3):
         tiny.stream().save(tmp_path / "state")
