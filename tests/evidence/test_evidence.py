@@ -99,6 +99,20 @@ def test_the_word_problem_is_that_of_s5() -> None:
         assert np.array_equal(things, tracking.GROUP[product])
 
 
+def test_echo_asks_for_more_symbols_first_and_longer_delays_then() -> None:
+    draw = echo.echo(4, echo.blanks)
+    for level, count, longest in ((1, 1, 1), (3, 3, 1), (4, 4, 1), (9, 4, 6)):
+        delays = set()
+        for seed in range(100):
+            inputs, targets = draw(np.random.default_rng(seed), 2, level)
+            delay = inputs.shape[1] - 2 * count
+            delays.add(delay)
+            assert torch.equal(targets[:, -count:], inputs[:, :count]), "the answers are the symbols in order"
+            assert (inputs[:, count : count + delay] == echo.BLANK).all()
+            assert (inputs[:, -count:] == echo.QUESTION).all() and (targets[:, :-count] == tasks.IGNORED).all()
+        assert delays == set(range(1, longest + 1))
+
+
 def test_recall_asks_for_what_was_given() -> None:
     batch = tracking.recall(8, 8)(np.random.default_rng(0), 3, 4)
     for inputs, targets in zip(batch.inputs.tolist(), batch.targets.tolist(), strict=True):
