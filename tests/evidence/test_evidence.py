@@ -109,7 +109,9 @@ def test_echo_asks_for_more_symbols_first_and_longer_delays_then() -> None:
             delays.add(delay)
             assert torch.equal(targets[:, -count:], inputs[:, :count]), "the answers are the symbols in order"
             assert (inputs[:, count : count + delay] == echo.BLANK).all()
-            assert (inputs[:, -count:] == echo.QUESTION).all() and (targets[:, :-count] == tasks.IGNORED).all()
+            assert (inputs[:, -count:] == echo.QUESTION).all() and (
+                targets[:, :-count] == tasks.IGNORED
+            ).all()
         assert delays == set(range(1, longest + 1))
 
 
