@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ocean_export import cli as export
 from ocean_runtime import OceanModel, OceanStream
 from ocean_runtime.sampling import log_softmax
+from ocean_train import checkpoint as checkpoints
 from ocean_train.baselines import StandardTransformer
 from ocean_train.batches import Data
 from ocean_train.model import position_loss
@@ -52,7 +53,8 @@ def exported(scale: Scale) -> tuple[OceanModel, Data]:
     source = scale.work / gain.CLAIM / "char-64x2-full"
     texts.trained(scale, settings, source)
     file = source.with_suffix(".onnx")
-    if not file.exists() and export.main([str(source), "-o", str(file)]):
+    stale = not file.exists() or file.stat().st_mtime < (source / checkpoints.POINTER).stat().st_mtime
+    if stale and export.main([str(source), "-o", str(file)]):
         raise RuntimeError(f"{source} can't be exported; see above")
     return OceanModel.load(file), texts.of(scale, settings)
 
@@ -154,6 +156,7 @@ def beyond_the_window(scale: Scale) -> dict[str, Any]:
     long = 16 * T
     far = tokens.unfold(0, long + 1, long)
     found: dict[str, Any] = {"apart": mean_loss(apart, model, T), "sliding": mean_loss(sliding, model, 1)}
+    found["by_position"] = by_position(model, apart)
     places: dict[str, Callable[[Tensor], Tensor]] = {
         "counted anew": lambda t: t % T,
         "stopped": lambda t: t.clamp(max=T - 1),
@@ -175,13 +178,18 @@ def stretched(
     return longer
 
 
-def by_distance(model: StandardTransformer, rows: Tensor, T: int) -> dict[str, float]:
-    """Loss by how many windows a step is from the beginning: 1, 2, 4, 8, 16."""
+def by_position(model: StandardTransformer, rows: Tensor) -> list[float]:
+    """Loss of each step of windows (rows, T + 1), from the first."""
     total = torch.zeros(rows.shape[1] - 1, dtype=torch.float64)
-    for some in torch.split(rows, 8):
+    for some in torch.split(rows, 256):
         outputs, _ = predict(model, some[:, :-1])
         total += position_loss(model.config, outputs, some[:, 1:]).double().sum(0)
-    per_step = total / len(rows)
+    return (total / len(rows)).tolist()
+
+
+def by_distance(model: StandardTransformer, rows: Tensor, T: int) -> dict[str, float]:
+    """Loss by how many windows a step is from the beginning: 1, 2, 4, 8, 16."""
+    per_step = np.array(by_position(model, rows))
     return {str(n): per_step[(n // 2) * T if n > 1 else 0 : n * T].mean().item() for n in (1, 2, 4, 8, 16)}
 
 
@@ -203,7 +211,11 @@ def section(results: Results) -> Section:
     losses = [get(results, "resets", "loss", name) for name in ("1", "256", "never")]
     control = MISSING
     if None not in losses:
-        control = "reset every step {:.3f}, every 256 steps {:.3f}, never {:.3f}".format(*losses)
+        each, some, never = losses
+        control = (
+            f"reset every step {each:.3f}, every 256 steps {some:.3f}, never {never:.3f}: "
+            f"{(each - some) / (each - never):.0%} of what the state explains needs no more than the last 256 steps"
+        )
     return Section(
         title="3. No forgetting",
         paper="the loss does not rise however long the stream",
@@ -234,10 +246,17 @@ def _stream(results: Results) -> list[str]:
         "One stream, never reset, through the exported file: the validation text of "
         f"{get(results, 'stream', 'text'):,} characters, again and again "
         f"([run](../results/evidence/{CLAIM}/stream.json)). Each pass is the same text; the first begins "
-        "with the initial state, every other with the state that the pass before left.",
+        "with the initial state, every other with the state that the pass before left. From the third on they are one "
+        f"cycle: at most {_cycle(results):.0e} nats apart.",
         "",
         *table(("pass ends at step", "loss"), rows),
     ]
+
+
+def _cycle(results: Results) -> float:
+    """How far the passes are apart, the first two left out."""
+    losses = [float(p["loss"]) for p in _passes(results)[2:]]
+    return max(losses, default=0.0) - min(losses, default=0.0)
 
 
 def _controls(results: Results) -> list[str]:
@@ -270,6 +289,15 @@ def _controls(results: Results) -> list[str]:
             "",
             *table(("", "loss"), rows),
         ]
+        if by := loss.get("by_position"):
+            parts = [(n // 2, n) for n in (2**i for i in range(T.bit_length()))]
+            steps = [f"{a + 1}" if a + 1 == b else f"{a + 1} to {b}" for a, b in parts]
+            lines += [
+                "",
+                "Its loss by step in windows side by side; what a sliding window gains over them is in the first ones:",
+                "",
+                *table(("step", *steps), [["loss", *(f"{np.mean(by[a:b]):.3f}" for a, b in parts)]]),
+            ]
     return lines
 
 
@@ -288,7 +316,7 @@ def cost(results: Results) -> Section:
         )
         verdict = (
             "holds"
-            if growth < 4 and np.median(times[len(times) // 2 :]) < 1.2 * np.median(times)
+            if growth < 4 and np.median(times[len(times) // 2 :]) < 1.2 * np.median(times[: len(times) // 2])
             else "unclear"
         )
         rows = [
@@ -310,7 +338,8 @@ def cost(results: Results) -> Section:
             "A KV cache, computed: 2 (keys and values) · layers · width · bytes a number · tokens. For "
             f"{LAYERS_13B} layers of width {WIDTH_13B:,} (13B parameters) in 16 bits: "
             f"2 · {LAYERS_13B} · {WIDTH_13B:,} · 2 = {kv_bytes(1):,} bytes a token, "
-            f"{kv_bytes(1_000_000) / 1e9:,.0f} GB at 1,000,000 tokens; an ocean of that width "
+            f"{kv_bytes(1_000_000) / 1e9:,.0f} GB at 1,000,000 tokens (where all heads have keys and values of their "
+            "own; shared by groups of eight, an eighth of it); an ocean of that width "
             f"takes {ocean_bytes:,} bytes at any. Measured against a KV cache at contexts up to 100,000: "
             "[results/step](../results/step/step.md).",
         ],

@@ -26,6 +26,8 @@ class Section:
     verdict: str
     lines: Sequence[str] = field(default_factory=list)
     """Markdown: tables and what they show."""
+    command: str = ""
+    """What would decide it, where none of the runs does."""
 
 
 def render(sections: Mapping[str, Section], runs: Sequence[Run], results: Mapping[str, Results]) -> str:
@@ -39,11 +41,12 @@ def render(sections: Mapping[str, Section], runs: Sequence[Run], results: Mappin
     lines = [
         "# Evidence",
         "",
-        "The claims of the paper that proposes the model, tested so that they could fail. Every figure below is",
+        "The claims of the paper that proposes the model, tested so that they could fail. Every figure of ours is",
         f"written by `{COMMAND} --page` from the files under `results/evidence/`, one for each run; the figures in the",
         "tables link to theirs, which holds its settings, command, commit, versions, machine, seed and curve. A",
         "test fails where this page and the results differ. What is missing was not run yet. A command runs what is",
-        "missing of its claim; to repeat a run, remove its file first.",
+        "missing of its claim, and the models of claim 1 that it needs; to repeat a run, remove its file, and its",
+        "folder under `runs/evidence/`, first.",
         "",
         *machines(found),
         "",
@@ -56,37 +59,45 @@ def render(sections: Mapping[str, Section], runs: Sequence[Run], results: Mappin
                     s.ours,
                     s.control,
                     _verdict(s, lacking[of], counts[of]),
-                    f"`{COMMAND} {of}`",
+                    f"`{s.command or f'{COMMAND} {of}'}`",
                 )
                 for of, s in ((_run_by(claim), s) for claim, s in sections.items())
             ],
         ),
     ]
     for claim, section in sections.items():
-        lines += ["", f"## {section.title}", "", *section.lines]
+        lines += ["", f"## {section.title}", *(["", *section.lines] if section.lines else [])]
         if missing := lacking.get(claim):
+            named = _together(missing, [run.name for run in runs if run.claim == claim])
             lines += [
                 "",
                 f"Not run yet, {len(missing)} of {counts[claim]} runs "
-                f"(`{COMMAND} {claim}` runs them): {', '.join(_together(missing))}.",
+                f"(`{COMMAND} {claim}` runs them): {', '.join(named)}.",
             ]
     return "\n".join(lines) + "\n"
 
 
 def _verdict(section: Section, lacking: Sequence[str], count: int) -> str:
-    """What the runs there are say; open as long as some are not there to say it."""
-    if not lacking:
-        return f"**{section.verdict}**"
-    so_far = "" if section.verdict == "open" else f"; so far: {section.verdict}"
-    return f"**open{so_far}** ({len(lacking)} of {count} runs missing)"
+    """What the runs there are say, and how many are not there to say it."""
+    missing = f" ({len(lacking)} of {count} runs missing)" if lacking and not section.command else ""
+    return f"**{section.verdict}**{missing}"
 
 
-def _together(names: Sequence[str]) -> list[str]:
-    """The names, those that differ in their last part alone as one."""
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        groups.setdefault(name.rpartition("-")[0] or name, []).append(name)
-    return [f"{group}-\\*" if len(members) > 1 else members[0] for group, members in groups.items()]
+def _together(names: Sequence[str], all_names: Sequence[str]) -> list[str]:
+    """The names; all that differ in their last part alone as one, where none of them is left out."""
+
+    def groups(of: Sequence[str]) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for name in of:
+            found.setdefault(name.rpartition("-")[0] or name, []).append(name)
+        return found
+
+    whole = groups(all_names)
+    return [
+        said
+        for group, members in groups(names).items()
+        for said in ([f"{group}-\\*"] if 1 < len(members) == len(whole[group]) else members)
+    ]
 
 
 def _run_by(claim: str) -> str:

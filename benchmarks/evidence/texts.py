@@ -57,11 +57,11 @@ def trained(scale: Scale, settings: Settings, folder: Path, variant: Variant | N
     text = of(scale, settings)
     spent = Ledger(folder / "seconds.json")
     begun = checkpoints.load(folder).step if checkpoints.exists(folder) else 0
-    before, began = spent.values.get(str(begun), 0.0), time.process_time()
+    before, began = spent.values.get(str(begun)) if begun else 0.0, time.process_time()
 
     def count(line: str) -> None:
         step = line.split()[1]
-        if step.isdigit():  # a measurement; this step's save follows
+        if step.isdigit() and before is not None:  # a measurement; this step's save follows
             spent.values[step] = before + time.process_time() - began
             spent.save()
 

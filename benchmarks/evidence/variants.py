@@ -5,6 +5,7 @@ The oceans among them run through the plain loop over `step`: slow, and right fo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,6 +19,8 @@ from ocean_train.regimes import detach_relay
 from torch import Tensor, nn
 
 KINDS = ("postnorm", "swiglu")
+STARTS = {"gpt2": "GPT-2's", "pytorch": "PyTorch's own"}
+"""First weights of a standard Transformer beside ours, which were chosen for the ocean."""
 
 
 class OceanWith(OceanTransformer):
@@ -132,17 +135,30 @@ class Forced(Block):
         return q.new_ones(*q.shape[:-1], 1)
 
 
-class Hinted(StandardTransformer):
-    """A standard Transformer whose input holds the token before as well: half of the width from each.
+class Handed(StandardTransformer):
+    """A standard Transformer whose input has an embedding of the token before added.
 
-    It adds no parameter. The previous token is what any ocean brings to the very first layer (the token shift
-    of RWKV, Peng et al. 2023, is the same idea).
+    Of its own, so that the model can do all that a standard one can, at `inputs` x D more parameters. The
+    previous token is what any ocean brings to the very first layer (the token shift of RWKV, Peng et al. 2023,
+    is the same idea).
     """
 
     def __init__(self, config: OceanConfig, window: int, seed: int) -> None:
         super().__init__(config, window, seed)
-        self.embed = Shifted(config.inputs, config.width)
+        self.embed = WithTheOneBefore(config.inputs, config.width)
         initialise(self, seed)
+
+
+class WithTheOneBefore(nn.Module):
+    """(B, T) tokens -> (B, T, D): a token's embedding and, from another table, that of the one before, added."""
+
+    def __init__(self, inputs: int, width: int) -> None:
+        super().__init__()
+        self.token, self.before = nn.Embedding(inputs, width), nn.Embedding(inputs, width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        out: Tensor = self.token(tokens) + F.pad(self.before(tokens[:, :-1]), (0, 0, 1, 0))
+        return out
 
 
 class Rotary(StandardTransformer):
@@ -191,16 +207,6 @@ class StandardRotary(StandardBlock):
         return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
 
 
-class Shifted(nn.Embedding):
-    """(B, T) -> (B, T, D): the first half of the token's embedding, the second half of the one before's."""
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = super().forward(tokens)
-        half = x.shape[-1] // 2
-        before = F.pad(x[:, :-1, half:], (0, 0, 1, 0))
-        return torch.cat([x[..., :half], before], dim=-1)
-
-
 BLOCKS: dict[str, tuple[type[Block], type[StandardBlock]]] = {
     "postnorm": (PostNorm, StandardPostNorm),
     "swiglu": (Gated, StandardGated),
@@ -237,6 +243,31 @@ def maker(kind: str, settings: Settings) -> Callable[[int], Model]:
 def rotary(settings: Settings) -> Callable[[int], Model]:
     """Vocabulary -> the standard Transformer of these settings with rotary positions."""
     return lambda V: Rotary(configuration(V, settings), settings.window, settings.seed)
+
+
+def started(kind: str, settings: Settings) -> Callable[[int], Model]:
+    """Vocabulary -> the standard Transformer of these settings with other first weights.
+
+    `gpt2`: matrices and embeddings N(0, 0.02²), those that end a residual branch smaller by sqrt(2 L) (Radford et
+    al. 2019). `pytorch`: whatever PyTorch draws, embeddings N(0, 1).
+    """
+
+    def make(vocabulary: int) -> Model:
+        model = StandardTransformer(configuration(vocabulary, settings), settings.window, settings.seed)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(settings.seed)
+            for name, module in model.named_modules():
+                if not isinstance(module, nn.Linear | nn.Embedding):
+                    continue
+                module.reset_parameters()
+                if kind == "gpt2":
+                    ends = name.endswith((".wo", ".w2"))
+                    nn.init.normal_(module.weight, std=0.02 / (math.sqrt(2 * settings.layers) if ends else 1))
+                    if isinstance(module, nn.Linear) and module.bias is not None:
+                        nn.init.zeros_(module.bias)
+        return model
+
+    return make
 
 
 def nearsighted(settings: Settings) -> Callable[[int], Model]:

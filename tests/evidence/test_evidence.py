@@ -9,9 +9,10 @@ import claims
 import numpy as np
 import pytest
 import torch
-from evidence import driver, echo, tasks, tracking, variants
+from evidence import driver, echo, page, tasks, tracking, variants
 from evidence.driver import Run, Scale
 from ocean_train.checkpoint import Checkpoint
+from ocean_train.loop import Settings
 from ocean_train.model import OceanConfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -131,6 +132,28 @@ def test_rotary_positions_count_from_each_other() -> None:
         along = scores.diagonal(-distance)
         assert torch.allclose(along, along[0].expand_as(along), atol=1e-5)
     assert scores[:, 0].std() > 0.1
+
+
+def test_the_handed_token_is_the_one_before() -> None:
+    embed = variants.WithTheOneBefore(30, 8)
+    tokens = torch.tensor([[3, 4, 5]])
+    assert torch.equal(embed(tokens)[0, 0], embed.token.weight[3])
+    assert torch.equal(embed(tokens)[0, 2], embed.token.weight[5] + embed.before.weight[4])
+
+
+@pytest.mark.parametrize(("start", "embedding", "ends"), [("gpt2", 0.02, 0.01), ("pytorch", 1.0, 0.072)])
+def test_first_weights_of_others(start: str, embedding: float, ends: float) -> None:
+    settings = Settings(model="transformer", width=64, layers=2)
+    before = torch.random.get_rng_state()
+    model = variants.started(start, settings)(65)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert model.embed.weight.std().item() == pytest.approx(embedding, rel=0.1)
+    assert model.blocks[1].wo.weight.std().item() == pytest.approx(ends, rel=0.1)
+
+
+def test_missing_runs_are_one_name_where_none_of_them_has_run() -> None:
+    every = ["a-x", "a-y", "b-x", "b-y", "single"]
+    assert page._together(["a-y", "b-x", "b-y", "single"], every) == ["a-y", "b-\\*", "single"]
 
 
 def test_the_nearsighted_see_so_many_tokens() -> None:
