@@ -35,7 +35,7 @@ soak: $(VENV)/installed-dev
 
 # TEXT: a copy of tiny Shakespeare, where its public address can't be reached.
 evidence: $(VENV)/installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/claims.py $(if $(QUICK),--quick) $(if $(TEXT),--text $(TEXT))
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/claims.py $(if $(QUICK),--quick) $(if $(TEXT),--text '$(TEXT)')
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

@@ -22,10 +22,13 @@ with needs("train,export"):
     import torch
     from evidence import driver, echo, forgetting, gain, generation, page, source, tracking
     from evidence.driver import Run, Scale
+    from ocean_runtime.files import write_atomically
 
 CLAIMS = {m.CLAIM: m for m in (gain, source, forgetting, echo, tracking, generation)}
 PAGE = ROOT / "docs" / "evidence.md"
 QUICK = ROOT / "runs" / "evidence-quick"
+MADE = {"results", "work", "evidence.md", "evidence"}
+"""What a tiny grid makes."""
 
 
 def main() -> None:
@@ -33,24 +36,32 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     p.add_argument("claims", nargs="*", metavar="CLAIM", help=f"of {', '.join(CLAIMS)}; all if not given")
-    p.add_argument("--only", default="*", metavar="PATTERN", help="runs whose names match")
+    p.add_argument(
+        "--only",
+        default="*",
+        metavar="PATTERN",
+        help="runs whose names, or claim/name, match this shell pattern",
+    )
     p.add_argument("--text", type=Path, metavar="FILE", help="tiny Shakespeare; fetched where not given")
     p.add_argument("--work", type=Path, metavar="DIR", help="for checkpoints: default runs/evidence")
-    p.add_argument("--list", action="store_true")
-    p.add_argument("--page", action="store_true")
-    p.add_argument("--quick", action="store_true")
+    what = p.add_mutually_exclusive_group()
+    what.add_argument("--list", action="store_true", help="only name the runs, and which are missing")
+    what.add_argument("--page", action="store_true", help="only write the page")
+    p.add_argument("--quick", action="store_true", help="at a tiny size, on a text that needs no file")
     p.add_argument("--into", type=Path, metavar="DIR", help="for --quick: default runs/evidence-quick")
     args = p.parse_args()
     if unknown := set(args.claims) - set(CLAIMS):
         p.error(f"unknown claim {', '.join(sorted(unknown))}; choose of {', '.join(CLAIMS)}")
     for name in ("text", "work") if args.quick else ("into",):
         if getattr(args, name) is not None:
-            p.error(f"--{name} is for the {'full' if args.quick else 'tiny'} grid: see --quick")
+            p.error(f"--{name} can{'not be used with' if args.quick else ' be used only with'} --quick")
     torch.set_num_threads(1)
     try:
         run_and_write(args)
-    except driver.ResultError as error:
+    except (driver.ResultError, OSError) as error:
         p.exit(1, f"claims.py: {error}\n")
+    except KeyboardInterrupt:
+        p.exit(130, "claims.py: stopped; the same command goes on from the last save\n")
 
 
 def run_and_write(args: argparse.Namespace) -> None:
@@ -60,7 +71,7 @@ def run_and_write(args: argparse.Namespace) -> None:
         run
         for claim in args.claims or CLAIMS
         for run in CLAIMS[claim].runs(scale)
-        if fnmatch.fnmatch(run.name, args.only)
+        if fnmatch.fnmatch(run.name, args.only) or fnmatch.fnmatch(f"{run.claim}/{run.name}", args.only)
     ]
     if not runs:
         raise driver.ResultError(f"no run has a name that matches {args.only!r}; --list shows them")
@@ -68,30 +79,45 @@ def run_and_write(args: argparse.Namespace) -> None:
         for run in runs:
             print("done   " if driver.done(run, scale) else "missing", f"{run.claim}/{run.name}")
         return
-    if not args.page:
-        there = sum(driver.done(run, scale) for run in runs)
-        driver.say(f"{there} of {len(runs)} runs are there already")
+    if args.page:
+        write_page(scale)
+        return
+    there = sum(driver.done(run, scale) for run in runs)
+    driver.say(f"{there} of {len(runs)} runs are there already")
+    try:
         driver.perform(runs, scale)
-    target = scale.results.parent / "evidence.md" if args.quick else PAGE
-    target.write_text(rendered(scale))
-    gain.plots(driver.results(gain.CLAIM, scale), target.parent / "evidence")
+    finally:  # of what there is, however this ends
+        if any(scale.results.rglob("*.json")):
+            write_page(scale)
+
+
+def write_page(scale: Scale) -> None:
+    if not any(scale.results.rglob("*.json")):
+        raise driver.ResultError(f"there is no result under {scale.results} to write a page of")
+    target = scale.results.parent / "evidence.md" if scale.quick else PAGE
+    write_atomically(target, rendered(scale).encode())
+    gain.plots(driver.results(all_runs(scale), gain.CLAIM, scale), target.parent / "evidence")
     print(target)
 
 
 def at_scale(
     quick: bool, text: Path | None = None, work: Path | None = None, into: Path | None = None
 ) -> Scale:
-    """The full grid, or the tiny one, all of which goes `into` a folder."""
+    """The full grid, or the tiny one, all of which goes `into` a folder of its own (ResultError)."""
     if quick:
         into = into or QUICK
+        if into.is_dir() and {path.name for path in into.iterdir()} - MADE:
+            raise driver.ResultError(
+                f"{into} holds other things than a tiny grid; give a new folder with --into"
+            )
         return Scale(True, None, results=into / "results", work=into / "work")
     return Scale(False, text, results=ROOT / "results" / "evidence", work=work or ROOT / "runs" / "evidence")
 
 
 def rendered(scale: Scale) -> str:
     """The page of all results there are."""
-    found = {claim: driver.results(claim, scale) for claim in CLAIMS}
-    runs: list[Run] = [run for module in CLAIMS.values() for run in module.runs(scale)]
+    runs = all_runs(scale)
+    found = {claim: driver.results(runs, claim, scale) for claim in CLAIMS}
     sections = {
         "gain": gain.section(found["gain"]),
         "source": source.section(found["source"], found["gain"]),
@@ -102,7 +128,11 @@ def rendered(scale: Scale) -> str:
         "generation": generation.section(found["generation"]),
         "yardstick": gain.yardstick(found["gain"]),
     }
-    return page.render(sections, runs, found)
+    return page.render(sections, runs, found, scale.quick)
+
+
+def all_runs(scale: Scale) -> list[Run]:
+    return [run for module in CLAIMS.values() for run in module.runs(scale)]
 
 
 if __name__ == "__main__":

@@ -7,11 +7,13 @@ settings is done. Several processes may work on one grid: each run is locked whi
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import platform
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,8 +23,11 @@ import numpy as np
 import onnxruntime
 import torch
 from machine import commit, processor
+from ocean_export import cli as export
+from ocean_runtime.errors import OceanError
 from ocean_runtime.files import write_atomically
-from ocean_train.checkpoint import HeldError, held
+from ocean_train.checkpoint import POINTER, Checkpoint, CheckpointError, HeldError, held
+from ocean_train.loop import DivergedError
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,8 @@ class Run:
 
 
 Result = dict[str, Any]
+PRINTED = ("cpu", "torch", "onnxruntime", "python")
+"""What the page says of where a result is from."""
 
 
 class ResultError(ValueError):
@@ -60,11 +67,18 @@ class ResultError(ValueError):
 
 
 def perform(runs: Sequence[Run], scale: Scale) -> None:
-    """Compute whatever is missing of the runs, in their order; those that another process has come last."""
+    """Compute whatever is missing of the runs, in their order; those that another process has come last.
+
+    One that fails is told, and the others go on. Raises ResultError at the end where any did, and at once
+    where none can run.
+    """
     provenance()  # as it is now: the checkout may move on while a run lasts
-    while waiting := [run for run in runs if not done(run, scale)]:
+    failed: list[str] = []
+    told = False
+    while waiting := [run for run in runs if run.name not in failed and not done(run, scale)]:
         idle = True
         for run in waiting:
+            run.path(scale).parent.mkdir(parents=True, exist_ok=True)
             folder = scale.work / run.claim / run.name
             try:
                 with held(folder.with_name(f"{run.name}.held")):
@@ -72,11 +86,23 @@ def perform(runs: Sequence[Run], scale: Scale) -> None:
                         continue
                     say(f"{run.claim}/{run.name} ...")
                     record(run, scale, run.compute(folder))
-                    idle = False
             except HeldError:  # the run, or a model that it needs
                 continue
+            except CheckpointError as error:
+                why = str(error).split("; ")[0]  # what follows is of ocean-train's own options
+                say(f"{run.claim}/{run.name} failed: {why}; to begin it anew, remove {folder}")
+                failed.append(run.name)
+            except (DivergedError, OceanError, RuntimeError) as error:
+                say(f"{run.claim}/{run.name} failed: {error}")
+                failed.append(run.name)
+            idle = False
         if idle:
-            time.sleep(10)  # the rest is in other hands
+            if not told:
+                say(f"another process has {', '.join(run.name for run in waiting)}; waiting for its end")
+            told = True
+            time.sleep(10)
+    if failed:
+        raise ResultError(f"{len(failed)} of {len(runs)} runs failed: {', '.join(failed)}; see above")
 
 
 def done(run: Run, scale: Scale) -> bool:
@@ -84,41 +110,93 @@ def done(run: Run, scale: Scale) -> bool:
     path = run.path(scale)
     if not path.exists():
         return False
-    found = _read(path)["settings"]
-    if found != json.loads(json.dumps(run.settings)):
-        raise ResultError(
-            f"{path} holds a run with {found}, not {run.settings}; remove the file to run it anew"
-        )
+    found, wanted = read(path)["settings"], json.loads(json.dumps(run.settings))
+    if found != wanted:
+        differing = [name for name in wanted | found if wanted.get(name) != found.get(name)]
+        there, here = ({name: of.get(name) for name in differing} for of in (found, wanted))
+        raise ResultError(f"{path} holds a run with {there}, not {here}; {_anew(run, scale)}")
     return True
+
+
+def _anew(run: Run, scale: Scale) -> str:
+    return f"to run it anew, remove the file and {scale.work / run.claim / run.name}"
 
 
 def record(run: Run, scale: Scale, found: Mapping[str, Any]) -> None:
     path = run.path(scale)
     path.parent.mkdir(parents=True, exist_ok=True)
+    command = f"python benchmarks/claims.py {run.claim} --only {run.name}"
     report = {
         "claim": run.claim,
         "name": run.name,
         "settings": run.settings,
-        "provenance": provenance(),
+        "provenance": {"command": command + (" --quick" if scale.quick else ""), **provenance()},
         **found,
     }
     write_atomically(path, (json.dumps(report, indent=1, allow_nan=False) + "\n").encode())
     say(f"{run.claim}/{run.name}: {json.dumps(found.get('result'))[:200]}")
 
 
-def results(claim: str, scale: Scale) -> dict[str, Result]:
-    """All that is known of a claim, by run; ResultError where a file is damaged."""
-    return {path.stem: _read(path) for path in sorted((scale.results / claim).glob("*.json"))}
+def results(runs: Sequence[Run], claim: str, scale: Scale) -> dict[str, Result]:
+    """All that is known of a claim, by run.
+
+    Raises ResultError where a file is damaged, is of other settings, or of no run of the grid.
+    """
+    known = {run.name: run for run in runs if run.claim == claim}
+    found = {}
+    for path in sorted((scale.results / claim).glob("*.json")):
+        if path.stem not in known:
+            raise ResultError(f"{path} is of no run that there is (--list shows them); remove it")
+        done(known[path.stem], scale)
+        found[path.stem] = read(path)
+    return found
 
 
-def _read(path: Path) -> Result:
+def read(path: Path) -> Result:
+    """A file of `record`; ResultError where it is anything else."""
     try:
         found = json.loads(path.read_bytes())
-    except ValueError:  # no JSON, or no UTF-8
-        found = None
-    if not isinstance(found, dict) or not {"settings", "result"} <= found.keys():
-        raise ResultError(f"{path} holds no result that `record` wrote; remove the file to run it anew")
-    return found
+        whole = (
+            (found["claim"], found["name"]) == (path.parent.name, path.stem)
+            and all(isinstance(found[name], dict) for name in ("settings", "provenance", "result"))
+            and found["result"]
+            and all(isinstance(found["provenance"][name], str) for name in PRINTED)
+            and all(math.isfinite(number) for number in _numbers(found))
+        )
+    except (ValueError, KeyError, TypeError, RecursionError, OSError):  # no JSON, no UTF-8, no such thing
+        whole = False
+    if not whole:
+        raise ResultError(
+            f"{path} holds no result of {path.parent.name}/{path.stem} that `record` wrote; remove it, and run it "
+            "anew"
+        )
+    return found  # type: ignore[no-any-return]
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    if isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _numbers(part)
+    elif isinstance(value, float):
+        yield value
+
+
+def trained_by(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What trained a model, in its own words: the process that measures it may be another."""
+    versions = dict(checkpoint.versions)
+    return {
+        "commit": checkpoint.git_commit,
+        "torch": versions.get("torch"),
+        "weights_sha256": checkpoint.weights_sha256,
+    }
+
+
+def exported(source: Path, file: Path) -> Path:
+    """`file`, which `ocean-export` makes of a checkpoint; made anew where that is younger."""
+    stale = not file.exists() or file.stat().st_mtime < (source / POINTER).stat().st_mtime
+    if stale and export.main([str(source), "-o", str(file)]):
+        raise RuntimeError(f"{source} can't be exported; see above")
+    return file
 
 
 class Ledger:
@@ -126,7 +204,12 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.values: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        self.values: dict[str, Any] = {}
+        """Nothing where the file is damaged."""
+        if path.exists():
+            with contextlib.suppress(ValueError):
+                found = json.loads(path.read_bytes())
+                self.values = found if isinstance(found, dict) else {}
 
     def save(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -135,9 +218,8 @@ class Ledger:
 
 @cache
 def provenance() -> dict[str, Any]:
-    """Command, commit, machine and versions, as they are when this process begins."""
+    """Commit, machine and versions, as they are when this process begins."""
     return {
-        "command": "python benchmarks/claims.py " + " ".join(Path(a).name for a in sys.argv[1:]),
         "date": time.strftime("%Y-%m-%d"),
         "commit": commit("train", "export", "runtime", "benchmarks"),
         "cpu": processor(),

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from ocean_export import cli as export
 from ocean_runtime import OceanModel, OceanStream
 from ocean_train.baselines import Model, StandardTransformer
 from ocean_train.checkpoint import Checkpoint
@@ -23,7 +22,7 @@ from ocean_train.regimes import predict
 from torch import Tensor
 
 from evidence import tasks
-from evidence.driver import Ledger, Run, Scale
+from evidence.driver import Ledger, Run, Scale, exported, trained_by
 from evidence.page import MISSING, Results, Section, get, table
 from evidence.tasks import IGNORED, Drawn, Task
 
@@ -119,6 +118,7 @@ def _trained(
     model.load_state_dict(dict(checkpoint.weights))
     kept = {
         "seed": 0,
+        "trained_by": trained_by(checkpoint),
         "parameters": sum(p.numel() for p in model.parameters()),
         "tokens": None,
         "cpu_seconds": checkpoint.settings["cpu_seconds"],
@@ -151,13 +151,14 @@ def through_the_file(
     folder: Path, symbols: NDArray[np.int64], filler: Filler, delays: tuple[int, ...], ledger: Ledger
 ) -> None:
     """The loss of the answer after each delay; the stream is saved on the way, and goes on after a kill."""
-    file, saved = folder / "model.onnx", folder / "stream.safetensors"
-    if not file.exists() and export.main([str(folder / "trained"), "-o", str(file)]):
-        raise RuntimeError(f"{folder} can't be exported; see above")
+    saved = folder / "stream.safetensors"
+    file = exported(folder / "trained", folder / "model.onnx")
     stream, asked = (OceanModel.load(file).stream(batch=len(symbols)) for _ in range(2))
     if saved.exists():
         stream.restore(saved)
-    else:
+    first = next((delay for delay in delays if str(delay) not in ledger.values), delays[-1])
+    if not 0 < stream.steps <= first + 1:  # nothing saved, or more than the ledger knows of
+        stream.reset()
         stream.step(symbols[:, 0])
     for delay in delays:
         while (done := stream.steps - 1) < delay:
@@ -280,8 +281,8 @@ def _delays(results: Results) -> list[str]:
         f"d = 32, 2 layers, trained on delays of 1 to 64 steps; loss of the answer, nats (chance {CHANCE:.3f}). The "
         "ocean runs from its exported file. A standard Transformer sees the last 66 steps, and its loss at a delay of "
         f"64 is {_small(get(results, 'transformer', 'loss', '64'))}. `noise`: random other symbols in place of "
-        "blanks, from training on. One seed; all learn by one recipe, which was found with the ocean: it may not be a "
-        "GRU's best.",
+        "blanks, from training on; – was not tried. A loss above chance is sure of a wrong symbol. One seed; all learn "
+        "by one recipe, which was found with the ocean: it may not be a GRU's best.",
         "",
         *table(("delay", *(f"{delay:,}" for delay in DELAYS), ""), rows),
     ]
@@ -313,6 +314,8 @@ def _capacities(results: Results) -> list[str]:
                     for b, n, N in zip(bits, learnt, COUNTS, strict=True)
                 ]
                 rows.append([f"{d} ({32 * d:,})", f"{delay:,}", *cells, f"{best:.1f}"])
+    if not rows:
+        return []
     return [
         "",
         f"N symbols to be given back in order: bits held, N · log₂ {K} less the answers' loss (0 where that is more), "

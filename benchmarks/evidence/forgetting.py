@@ -16,17 +16,15 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from ocean_export import cli as export
 from ocean_runtime import OceanModel, OceanStream
 from ocean_runtime.sampling import log_softmax
-from ocean_train import checkpoint as checkpoints
 from ocean_train.baselines import StandardTransformer
 from ocean_train.batches import Data
 from ocean_train.model import position_loss
 from ocean_train.regimes import predict
 from torch import Tensor
 
-from evidence import gain, texts
+from evidence import driver, gain, texts
 from evidence.driver import Ledger, Run, Scale
 from evidence.page import MISSING, Results, Section, get, table
 
@@ -52,10 +50,7 @@ def exported(scale: Scale) -> tuple[OceanModel, Data]:
     settings = texts.setting(scale, **SIZE, **gain.MODELS["full"])
     source = scale.work / gain.CLAIM / "char-64x2-full"
     texts.trained(scale, settings, source)
-    file = source.with_suffix(".onnx")
-    stale = not file.exists() or file.stat().st_mtime < (source / checkpoints.POINTER).stat().st_mtime
-    if stale and export.main([str(source), "-o", str(file)]):
-        raise RuntimeError(f"{source} can't be exported; see above")
+    file = driver.exported(source, source.with_suffix(".onnx"))
     return OceanModel.load(file), texts.of(scale, settings)
 
 
@@ -88,6 +83,8 @@ def endless(scale: Scale, folder: Path, steps: int) -> dict[str, Any]:
     if saved.exists():
         stream.restore(saved)
     passes = ledger.values.setdefault("passes", [])
+    if len(passes) < stream.steps // len(tokens):  # the ledger is lost
+        stream.reset()
     del passes[stream.steps // len(tokens) :]
     while stream.steps < steps:
         count = min(len(tokens), steps - stream.steps)
@@ -105,6 +102,7 @@ def endless(scale: Scale, folder: Path, steps: int) -> dict[str, Any]:
         stream.save(saved)
     return {
         "tokens": steps,
+        "model": model.contract.state_id,
         "result": {"text": len(tokens), "state_bytes": stream.ocean.nbytes, "passes": passes},
     }
 
@@ -126,7 +124,7 @@ def resets(scale: Scale) -> dict[str, Any]:
             stream.reset()
             total += read(stream, inputs[start : start + every], targets[start : start + every])[0]
         found["never" if every == len(inputs) else str(every)] = total / len(inputs)
-    return {"result": {"loss": found}}
+    return {"model": model.contract.state_id, "result": {"loss": found}}
 
 
 def beyond_the_window(scale: Scale) -> dict[str, Any]:
@@ -164,7 +162,7 @@ def beyond_the_window(scale: Scale) -> dict[str, Any]:
     found["beyond"] = {
         how: by_distance(stretched(model, long, place), far, T) for how, place in places.items()
     }
-    return {"result": {"loss": found, "window": T}}
+    return {"trained_by": driver.trained_by(trained), "result": {"loss": found, "window": T}}
 
 
 def stretched(

@@ -151,6 +151,7 @@ def _sizes(results: Results, gains: Mapping[tuple[int, int], float | None]) -> l
         count = f"{ocean['parameters']:,}" if ocean else MISSING
         rows.append([f"{d}/{L}", count, *cells, _number(gained), _number(_gain(results, name, "detach"))])
     return [
+        "`full` and `detach`: an Ocean Transformer trained with gradients through time and without ([how](bptt.md)). "
         "Characters of tiny Shakespeare, one seed, 2,000 steps of 32 windows of 64, learning rate 1e-3. Loss over "
         "the validation text in windows of 64 from a zero state, nats a character; gain = standard − ocean. The "
         "standard Transformer has learned positions, and so 64 d parameters more than the ocean of its row; *rotary* "
@@ -292,7 +293,8 @@ def _as_good(standard: Curve, full: Curve) -> str:
 
 
 def _curve(results: Results, name: str) -> Curve:
-    return [(e["step"], e["window_loss"]) for e in results.get(name, {}).get("curve", [])]
+    curve = results.get(name, {}).get("curve", [])
+    return [(e["step"], e["window_loss"]) for e in curve if e["window_loss"] is not None]
 
 
 def _reaches(curve: Curve, level: float) -> float | None:

@@ -30,7 +30,9 @@ class Section:
     """What would decide it, where none of the runs does."""
 
 
-def render(sections: Mapping[str, Section], runs: Sequence[Run], results: Mapping[str, Results]) -> str:
+def render(
+    sections: Mapping[str, Section], runs: Sequence[Run], results: Mapping[str, Results], quick: bool = False
+) -> str:
     """The whole page."""
     found = [result for claim in results.values() for result in claim.values()]
     counts = Counter(run.claim for run in runs)
@@ -41,12 +43,19 @@ def render(sections: Mapping[str, Section], runs: Sequence[Run], results: Mappin
     lines = [
         "# Evidence",
         "",
+        *(
+            ["**At a tiny size, to show that all of it runs: the figures below mean nothing.**", ""]
+            if quick
+            else []
+        ),
         "The claims of the paper that proposes the model, tested so that they could fail. Every figure of ours is",
         f"written by `{COMMAND} --page` from the files under `results/evidence/`, one for each run; the figures in the",
         "tables link to theirs, which holds its settings, command, commit, versions, machine, seed and curve. A",
         "test fails where this page and the results differ. What is missing was not run yet. A command runs what is",
         "missing of its claim, and the models of claim 1 that it needs; to repeat a run, remove its file, and its",
-        "folder under `runs/evidence/`, first.",
+        "folder under `runs/evidence/`, first. `make evidence` sets up and runs all (hours; it goes on after a kill;",
+        "`TEXT=FILE` where tiny Shakespeare can't be fetched), `make evidence QUICK=1` the same at a tiny size. Run",
+        "the commands after `. .venv/bin/activate`.",
         "",
         *machines(found),
         "",
@@ -115,8 +124,10 @@ def machines(found: Sequence[Result]) -> list[str]:
         return " and ".join(sorted({str(p[name]) for p in made}))
 
     hours = sum(result.get("cpu_seconds") or 0 for result in found) / 3600
+    unknown = sum(result.get("cpu_seconds", 0) is None for result in found)
+    besides = f" (that of {unknown} not known)" if unknown else ""
     return [
-        f"{len(found)} runs, {hours:.1f} hours of processor time for training: {all_of('cpu')}, one thread, "
+        f"{len(found)} runs, {hours:.1f} hours of processor time for training{besides}: {all_of('cpu')}, one thread, "
         f"PyTorch {all_of('torch')}, onnxruntime {all_of('onnxruntime')}, Python {all_of('python')}."
     ]
 

@@ -22,7 +22,7 @@ from ocean_train.model import Block, OceanTransformer
 from torch import Tensor
 
 from evidence import gain, page, texts, variants
-from evidence.driver import Run, Scale
+from evidence.driver import Run, Scale, trained_by
 from evidence.page import MISSING, Results, Section, cell, get, table
 
 CLAIM = "source"
@@ -72,13 +72,14 @@ def _reads(scale: Scale, regime: str) -> Any:
         train, test = (rows_of(tokens, rows, length) for tokens in (text.training, text.validation))
         untrained = OceanTransformer(trained.config, seed=0)
         return {
+            "trained_by": trained_by(trained),
             "result": {
                 "read_weights": read_weights(trained.model(), test),
                 "read_weights_untrained": read_weights(untrained, test),
                 "probe": probe(trained.model(), train, test),
                 "probe_untrained": probe(untrained, train, test),
                 "chance": chance(train, test),
-            }
+            },
         }
 
     return compute
@@ -181,14 +182,14 @@ def section(results: Results, of_gain: Results) -> Section:
     ):
         other = loss(name)
         if other is None or detach is None or standard is None:
-            closed.append(f"{what} {MISSING}")
+            closed.append(f"{what}: {MISSING}")
         else:
-            closed.append(f"{what} {(standard - other) / (standard - detach):.0%}")
+            closed.append(f"{what}: {(standard - other) / (standard - detach):.0%}")
     against_rotary = _shares(of_gain, "rotary")
     control = (
-        f"of its distance to `detach` at 64/2, a standard Transformer closes {', '.join(closed)}; of the gain over "
-        f"one with rotary positions, gradients through time bring {_percent(against_rotary.values())} "
-        f"({len(against_rotary)} sizes)"
+        f"part of the distance from the standard Transformer to `detach` that one closes at 64/2: {', '.join(closed)}; "
+        f"of the gain over one with rotary positions, gradients through time bring "
+        f"{_percent(against_rotary.values())} ({len(against_rotary)} sizes)"
     )
     return Section(
         title="2. Source of the gain",

@@ -13,10 +13,10 @@ from ocean_train import checkpoint as checkpoints
 from ocean_train.baselines import Model
 from ocean_train.batches import Data, prepare
 from ocean_train.checkpoint import Checkpoint
-from ocean_train.corpora import Corpus, load_corpus
+from ocean_train.corpora import Corpus, CorpusError, load_corpus
 from ocean_train.loop import Settings, train
 
-from evidence.driver import Ledger, Run, Scale
+from evidence.driver import Ledger, ResultError, Run, Scale, say, trained_by
 
 Variant = Callable[[int], Model]
 """Vocabulary -> a model of one's own."""
@@ -40,7 +40,13 @@ def data(scale: Scale, kind: str, vocabulary: int | None, window: int) -> Data:
     if scale.quick:
         corpus = Corpus("plays", load_corpus("plays").text[:QUICK_CHARACTERS])
     else:
-        corpus = load_corpus("tinyshakespeare", scale.text)
+        try:
+            corpus = load_corpus("tinyshakespeare", scale.text)
+        except CorpusError as error:
+            why = str(error).split("; ")[0]
+            raise ResultError(
+                f"{why}; give tiny Shakespeare's file with --text FILE (make: TEXT=FILE)"
+            ) from None
     return prepare(corpus, "word" if kind == "word" else "char", vocabulary, BATCH, window)
 
 
@@ -61,6 +67,8 @@ def trained(scale: Scale, settings: Settings, folder: Path, variant: Variant | N
 
     def count(line: str) -> None:
         step = line.split()[1]
+        if line.startswith("going on"):
+            say(line)
         if step.isdigit() and before is not None:  # a measurement; this step's save follows
             spent.values[step] = before + time.process_time() - began
             spent.save()
@@ -89,6 +97,7 @@ def report(checkpoint: Checkpoint, folder: Path) -> dict[str, Any]:
     spent = Ledger(folder / "seconds.json").values
     return {
         "seed": checkpoint.seed,
+        "trained_by": trained_by(checkpoint),
         "parameters": sum(w.numel() for w in checkpoint.weights.values()),
         "tokens": settings["steps"] * settings["batch"] * settings["window"],
         "cpu_seconds": spent.get(str(checkpoint.step)),

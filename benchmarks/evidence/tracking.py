@@ -21,7 +21,7 @@ from ocean_train.model import OceanConfig
 from ocean_train.regimes import predict
 
 from evidence import tasks, variants
-from evidence.driver import Run, Scale
+from evidence.driver import Run, Scale, trained_by
 from evidence.page import MISSING, Results, Section, get, table
 from evidence.tasks import IGNORED, Draw, Drawn, Task
 
@@ -115,6 +115,7 @@ def _run(scale: Scale, name: str, kind: str) -> Run:
         found = {str(n): accuracy(model, task, n) for n in tested}
         return {
             "seed": 0,
+            "trained_by": trained_by(checkpoint),
             "parameters": sum(p.numel() for p in model.parameters()),
             "cpu_seconds": checkpoint.settings["cpu_seconds"],
             "curve": [dict(entry) for entry in checkpoint.history],

@@ -1,5 +1,6 @@
 """The evidence: the tiny grid runs whole, a kill costs nothing, the page says what the results say."""
 
+import json
 import os
 import subprocess
 import sys
@@ -11,8 +12,9 @@ import pytest
 import torch
 from evidence import driver, echo, page, tasks, tracking, variants
 from evidence.driver import Run, Scale
+from ocean_runtime import OceanModel
 from ocean_train.checkpoint import Checkpoint
-from ocean_train.loop import Settings
+from ocean_train.loop import DivergedError, Settings
 from ocean_train.model import OceanConfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,15 +37,71 @@ def test_the_tiny_grid_runs_whole(tmp_path: Path) -> None:
     assert all(driver.done(run, scale) for module in claims.CLAIMS.values() for run in module.runs(scale))
 
 
+def of_settings(lr: int, loss: float = 2.0) -> Run:
+    return Run("c", "r", {"lr": lr, "steps": 5}, lambda folder: {"result": {"loss": loss}})
+
+
 def test_a_run_of_other_settings_is_not_taken_for_this_one(tmp_path: Path) -> None:
     scale = Scale(True, None, tmp_path / "results", tmp_path / "work")
-    driver.perform([Run("c", "r", {"lr": 1}, lambda folder: {"result": {"loss": 2.0}})], scale)
-    assert driver.results("c", scale)["r"]["result"] == {"loss": 2.0}
-    with pytest.raises(ValueError, match="remove the file to run it anew"):
-        driver.done(Run("c", "r", {"lr": 2}, lambda folder: {}), scale)
+    driver.perform([of_settings(1)], scale)
+    assert driver.results([of_settings(1)], "c", scale)["r"]["result"] == {"loss": 2.0}
+    for of_the_page in (False, True):
+        with pytest.raises(
+            driver.ResultError, match=r"a run with {'lr': 1}, not {'lr': 2}; .* remove the file and "
+        ):
+            driver.results([of_settings(2)], "c", scale) if of_the_page else driver.done(
+                of_settings(2), scale
+            )
+    with pytest.raises(driver.ResultError, match="is of no run that there is"):
+        driver.results([], "c", scale)
 
 
-@pytest.mark.parametrize("content", [b"", b'{"set', b"\xff", b"[]", b"null", b'{"settings": {}}'])
+def test_a_run_that_fails_does_not_stop_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def diverges(folder: Path) -> dict[str, object]:
+        raise DivergedError("the loss of step 3 is not finite")
+
+    scale = Scale(True, None, tmp_path / "results", tmp_path / "work")
+    with pytest.raises(driver.ResultError, match="1 of 2 runs failed: bad; see above"):
+        driver.perform([Run("c", "bad", {}, diverges), of_settings(1)], scale)
+    assert driver.done(of_settings(1), scale)
+    assert "c/bad failed: the loss of step 3 is not finite" in capsys.readouterr().err
+
+
+WHOLE = {
+    "claim": "echo",
+    "name": "ocean",
+    "settings": {},
+    "provenance": {"cpu": "", "torch": "", "onnxruntime": "", "python": ""},
+    "result": {"loss": {"100": 1.0}},
+}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b'{"set',
+        b"\xff",
+        b"[]",
+        b"null",
+        b'{"settings": {}}',
+        b"[" * 100_000,
+        *(
+            json.dumps(WHOLE | {part: value}).encode()
+            for part, value in (
+                ("name", "gru"),
+                ("claim", "gain"),
+                ("settings", []),
+                ("provenance", {}),
+                ("result", {}),
+                ("result", None),
+                ("result", {"loss": {"100": float("nan")}}),
+            )
+        ),
+    ],
+)
 def test_a_damaged_result_is_named_in_a_sentence(
     content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -51,11 +109,56 @@ def test_a_damaged_result_is_named_in_a_sentence(
     path.parent.mkdir(parents=True)
     path.write_bytes(content)
     for choice in ("--list", "--page"):
-        monkeypatch.setattr("sys.argv", ["claims.py", "echo", "--quick", choice, "--into", str(tmp_path)])
-        with pytest.raises(SystemExit) as left:
-            claims.main()
-        said = capsys.readouterr().err
-        assert left.value.code == 1 and said.startswith(f"claims.py: {path} holds no result"), said
+        said = refused(monkeypatch, capsys, "echo", "--quick", choice, "--into", tmp_path)
+        assert said.startswith(f"claims.py: {path} holds no result of echo/ocean"), said
+
+
+def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    """What claims.py says as it ends with 1."""
+    monkeypatch.setattr("sys.argv", ["claims.py", *map(str, words)])
+    with pytest.raises(SystemExit) as left:
+        claims.main()
+    assert left.value.code == 1
+    said = capsys.readouterr().err
+    assert len(said.splitlines()[-1]) < 400
+    return said.splitlines()[-1]
+
+
+def test_what_cannot_be_done_is_one_sentence_and_nothing_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def said(*words: object) -> str:
+        return refused(monkeypatch, capsys, *words)
+
+    assert "there is no result under" in said("--quick", "--page", "--into", tmp_path / "none")
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.md").write_text("years")
+    assert "holds other things than a tiny grid" in said("--quick", "--into", mine)
+    (tmp_path / "file").touch()
+    assert "file" in said("--quick", "--into", tmp_path / "file")
+    assert [path.name for path in mine.iterdir()] == ["thesis.md"]
+    other = tmp_path / "other.txt"
+    monkeypatch.setattr(claims, "PAGE", tmp_path / "page.md")
+    monkeypatch.setattr(claims, "ROOT", tmp_path)
+    for content in (b"", b"another text", b"\xff"):
+        other.write_bytes(content)
+        told = said("gain", "--only", "gain/char-32x2-full", "--text", other, "--work", tmp_path / "work")
+        assert str(other) in told and "give tiny Shakespeare's file with --text FILE" in told
+    assert not (tmp_path / "page.md").exists()
+
+
+def test_an_echo_whose_losses_are_lost_begins_anew(tmp_path: Path) -> None:
+    scale = claims.at_scale(quick=True, into=tmp_path)
+    run = next(run for run in echo.runs(scale) if run.name == "ocean")
+    folder = scale.work / "echo" / "ocean"
+    first = run.compute(folder)["result"]["loss"]
+    stream = OceanModel.load(folder / "model.onnx").stream(batch=len(echo.SYMBOLS))
+    for _ in range(500):  # a stream beyond every delay
+        stream.step(np.full(len(echo.SYMBOLS), echo.BLANK))
+    stream.save(folder / "stream.safetensors")
+    (folder / "losses.json").write_text('{"100": ')
+    assert run.compute(folder)["result"]["loss"] == first
 
 
 class KilledError(Exception):
