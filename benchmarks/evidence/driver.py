@@ -98,7 +98,9 @@ def perform(runs: Sequence[Run], scale: Scale) -> None:
             idle = False
         if idle:
             if not told:
-                say(f"another process has {', '.join(run.name for run in waiting)}; waiting for its end")
+                say(
+                    f"other processes have the last {len(waiting)} ({waiting[0].name} first); waiting for their end"
+                )
             told = True
             time.sleep(10)
     if failed:
@@ -114,12 +116,11 @@ def done(run: Run, scale: Scale) -> bool:
     if found != wanted:
         differing = [name for name in wanted | found if wanted.get(name) != found.get(name)]
         there, here = ({name: of.get(name) for name in differing} for of in (found, wanted))
-        raise ResultError(f"{path} holds a run with {there}, not {here}; {_anew(run, scale)}")
+        raise ResultError(
+            f"{path} holds a run with {there}, not {here}; to run it anew, remove the file and "
+            f"{scale.work / run.claim / run.name}"
+        )
     return True
-
-
-def _anew(run: Run, scale: Scale) -> str:
-    return f"to run it anew, remove the file and {scale.work / run.claim / run.name}"
 
 
 def record(run: Run, scale: Scale, found: Mapping[str, Any]) -> None:
@@ -183,10 +184,9 @@ def _numbers(value: Any) -> Iterator[float]:
 
 def trained_by(checkpoint: Checkpoint) -> dict[str, Any]:
     """What trained a model, in its own words: the process that measures it may be another."""
-    versions = dict(checkpoint.versions)
     return {
         "commit": checkpoint.git_commit,
-        "torch": versions.get("torch"),
+        "torch": checkpoint.versions.get("torch"),
         "weights_sha256": checkpoint.weights_sha256,
     }
 
