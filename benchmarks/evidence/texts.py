@@ -75,7 +75,8 @@ def trained(scale: Scale, settings: Settings, folder: Path, variant: Variant | N
 
     every = min(EVERY, settings.steps)
     model = variant(text.tokenizer.size) if variant else None
-    return train(settings, text, folder, eval_every=every, save_every=every, say=count, model=model)
+    train(settings, text, folder, eval_every=every, save_every=every, say=count, model=model)
+    return checkpoints.load(folder)
 
 
 def run(claim: str, name: str, scale: Scale, settings: Settings, variant: Variant | None = None) -> Run:

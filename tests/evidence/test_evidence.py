@@ -35,6 +35,8 @@ def test_the_tiny_grid_runs_whole(tmp_path: Path) -> None:
         assert f"## {heading}" in page
     scale = claims.at_scale(quick=True, into=tmp_path)
     assert all(driver.done(run, scale) for module in claims.CLAIMS.values() for run in module.runs(scale))
+    trained = [r for r in map(driver.read, (tmp_path / "results").rglob("*.json")) if "trained_by" in r]
+    assert trained and all(len(r["trained_by"]["weights_sha256"]) == 64 for r in trained)
 
 
 def of_settings(lr: int, loss: float = 2.0) -> Run:
