@@ -292,7 +292,7 @@ def _controls(results: Results) -> list[str]:
             steps = [f"{a + 1}" if a + 1 == b else f"{a + 1} to {b}" for a, b in parts]
             lines += [
                 "",
-                "Its loss by step in windows side by side; what a sliding window gains over them is in the first ones:",
+                "Its loss by step of a window, side by side (a window that slides is read at its last step alone):",
                 "",
                 *table(("step", *steps), [["loss", *(f"{np.mean(by[a:b]):.3f}" for a, b in parts)]]),
             ]
