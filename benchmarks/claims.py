@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+from collections.abc import Mapping
 from pathlib import Path
 
 from machine import ROOT, needs
@@ -92,11 +93,12 @@ def run_and_write(args: argparse.Namespace) -> None:
 
 
 def write_page(scale: Scale) -> None:
-    if not any(scale.results.rglob("*.json")):
+    found = known(scale)
+    if not any(found.values()):
         raise driver.ResultError(f"there is no result under {scale.results} to write a page of")
     target = scale.results.parent / "evidence.md" if scale.quick else PAGE
-    write_atomically(target, rendered(scale).encode())
-    gain.plots(driver.results(all_runs(scale), gain.CLAIM, scale), target.parent / "evidence")
+    write_atomically(target, rendered(scale, found).encode())
+    gain.plots(found[gain.CLAIM], target.parent / "evidence")
     print(target)
 
 
@@ -114,10 +116,14 @@ def at_scale(
     return Scale(False, text, results=ROOT / "results" / "evidence", work=work or ROOT / "runs" / "evidence")
 
 
-def rendered(scale: Scale) -> str:
-    """The page of all results there are."""
+def known(scale: Scale) -> dict[str, page.Results]:
+    """All results there are, by claim."""
     runs = all_runs(scale)
-    found = {claim: driver.results(runs, claim, scale) for claim in CLAIMS}
+    return {claim: driver.results(runs, claim, scale) for claim in CLAIMS}
+
+
+def rendered(scale: Scale, found: Mapping[str, page.Results]) -> str:
+    """The page of these results."""
     sections = {
         "gain": gain.section(found["gain"]),
         "source": source.section(found["source"], found["gain"]),
@@ -128,7 +134,7 @@ def rendered(scale: Scale) -> str:
         "generation": generation.section(found["generation"]),
         "yardstick": gain.yardstick(found["gain"]),
     }
-    return page.render(sections, runs, found, scale.quick)
+    return page.render(sections, all_runs(scale), found, scale.quick)
 
 
 def all_runs(scale: Scale) -> list[Run]:

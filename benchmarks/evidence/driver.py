@@ -109,10 +109,16 @@ def perform(runs: Sequence[Run], scale: Scale) -> None:
 
 def done(run: Run, scale: Scale) -> bool:
     """Whether the run's result is there; ResultError where it is damaged or another run's."""
+    return result_of(run, scale) is not None
+
+
+def result_of(run: Run, scale: Scale) -> Result | None:
+    """The run's result, or None; ResultError where the file is damaged or another run's."""
     path = run.path(scale)
     if not path.exists():
-        return False
-    found, wanted = read(path)["settings"], json.loads(json.dumps(run.settings))
+        return None
+    result = read(path)
+    found, wanted = result["settings"], json.loads(json.dumps(run.settings))
     if found != wanted:
         differing = [name for name in wanted | found if wanted.get(name) != found.get(name)]
         there, here = ({name: of.get(name) for name in differing} for of in (found, wanted))
@@ -120,7 +126,7 @@ def done(run: Run, scale: Scale) -> bool:
             f"{path} holds a run with {there}, not {here}; to run it anew, remove the file and "
             f"{scale.work / run.claim / run.name}"
         )
-    return True
+    return result
 
 
 def record(run: Run, scale: Scale, found: Mapping[str, Any]) -> None:
@@ -144,13 +150,11 @@ def results(runs: Sequence[Run], claim: str, scale: Scale) -> dict[str, Result]:
     Raises ResultError where a file is damaged, is of other settings, or of no run of the grid.
     """
     known = {run.name: run for run in runs if run.claim == claim}
-    found = {}
-    for path in sorted((scale.results / claim).glob("*.json")):
+    for path in (scale.results / claim).glob("*.json"):
         if path.stem not in known:
             raise ResultError(f"{path} is of no run that there is (--list shows them); remove it")
-        done(known[path.stem], scale)
-        found[path.stem] = read(path)
-    return found
+    found = {name: result_of(known[name], scale) for name in sorted(known)}
+    return {name: result for name, result in found.items() if result is not None}
 
 
 def read(path: Path) -> Result:

@@ -46,27 +46,23 @@ def runs(scale: Scale) -> list[Run]:
             for model, which in models.items()
         )
 
-    def add_rotary(name: str, **changes: object) -> None:
+    def add_standard(kind: str, name: str, **changes: object) -> None:
         settings = texts.setting(scale, **changes, model="transformer")
-        found.append(texts.run(CLAIM, f"{name}-rotary", scale, settings, variants.rotary(settings)))
-
-    def add_starts(name: str, **changes: object) -> None:
-        settings = texts.setting(scale, **changes, model="transformer")
-        for start in STARTS:
-            made = variants.started(start, settings)
-            found.append(texts.run(CLAIM, f"{name}-{start}", scale, settings, made))
+        make = variants.rotary(settings) if kind == "rotary" else variants.started(kind, settings)
+        found.append(texts.run(CLAIM, f"{name}-{kind}", scale, settings, make))
 
     sizes.sort(key=lambda size: size[0] ** 2 * size[1])
     for d, L in sizes:
         add(f"char-{d}x{L}", MODELS, width=d, layers=L)
     for d, L in sizes:
-        add_rotary(f"char-{d}x{L}", width=d, layers=L)
+        add_standard("rotary", f"char-{d}x{L}", width=d, layers=L)
     for d, L in TUNED[: 1 if scale.quick else None]:
-        add_starts(f"char-{d}x{L}", width=d, layers=L)
+        for start in STARTS:
+            add_standard(start, f"char-{d}x{L}", width=d, layers=L)
         add(f"char-{d}x{L}", RECURRENT, width=d, layers=L)
         for lr in RATES:
             add(f"char-{d}x{L}-lr{lr:g}", MODELS | RECURRENT, width=d, layers=L, lr=lr)
-            add_rotary(f"char-{d}x{L}-lr{lr:g}", width=d, layers=L, lr=lr)
+            add_standard("rotary", f"char-{d}x{L}-lr{lr:g}", width=d, layers=L, lr=lr)
     add("char-64x2-tokens4", MODELS, width=64, layers=2, steps=8000)
     add("char-64x2-window256", MODELS, width=64, layers=2, window=256, batch=8)
     for kind in variants.KINDS:

@@ -172,9 +172,10 @@ def section(results: Results, of_gain: Results) -> Section:
             f"of the gain of {standard - full:.3f} nats at 64/2, {through_time:.0%} needs gradients through time, the "
             f"rest comes without (`detach`); by size {_percent(shares.values())}"
         )
-        verdict = "holds" if min(shares.values()) > 0.9 else "holds in part, and more the wider the model"
-        if not _rises(shares):
-            verdict = "holds in part"
+        if min(shares.values()) > 0.9:
+            verdict = "holds"
+        else:
+            verdict = "holds in part" + (", and more the wider the model" if _rises(shares) else "")
     closed = []
     for what, name in (
         ("handed the token before", "handed-64x2"),
