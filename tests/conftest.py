@@ -54,10 +54,3 @@ def command(environment: dict[str, str]) -> Run:
         )
 
     return run
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files are spread over the workers, whole: their fixtures are dear. The node's share one, as they share DDS."""
-    for item in items:
-        area = item.path.relative_to(ROOT / "tests").parts[0]
-        item.add_marker(pytest.mark.xdist_group("ros" if area == "ros" else str(item.path)))

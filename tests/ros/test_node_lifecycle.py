@@ -10,24 +10,26 @@ from sensor_msgs.msg import Imu
 from std_msgs.msg import Float32MultiArray
 
 IMU = {"input__input__topic": "/imu", "input__input__type": "sensor_msgs/msg/Imu"}
+Pair = tuple[Client, OceanProcess]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("lifecycle")
-
-
-@pytest.fixture(scope="module")
-def pair(folder: Path) -> Iterator[tuple[Client, OceanProcess]]:
-    """One process for the whole file: that a failed configure can be tried again is part of the test."""
-    leaky(folder / "imu.onnx")
-    mistyped = {"modle_path": 1, "inputz": ["a"], "input__input__tpic": "/imu", "use_sim_time": False}
-    mistyped["qos_overrides__/parameter_events__publisher__depth"] = 1000
-    with robot(folder, **IMU, rate="fast", **mistyped) as both:
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    """A node that waits to be configured."""
+    with robot(tmp_path, model_path=leaky(tmp_path / "imu.onnx"), rate=0, **IMU) as both:
         yield both
 
 
-def refused(pair: tuple[Client, OceanProcess], **parameters: object) -> str:
+@pytest.fixture
+def mistyped(tmp_path: Path) -> Iterator[Pair]:
+    """One whose parameters were written by hand, in haste."""
+    unknown = {"modle_path": 1, "inputz": ["a"], "input__input__tpic": "/imu"}
+    known = {"use_sim_time": False, "qos_overrides__/parameter_events__publisher__depth": 1000}
+    with robot(tmp_path, rate="fast", **IMU, **unknown, **known) as both:
+        yield both
+
+
+def refused(pair: Pair, **parameters: object) -> str:
     """Set parameters, and let configure fail -> the sentence in the log."""
     client, process = pair
     assert client.set("ocean", **parameters) == []
@@ -39,25 +41,30 @@ def refused(pair: tuple[Client, OceanProcess], **parameters: object) -> str:
     return lines[0]
 
 
-def test_a_node_that_waits_says_so_and_names_what_is_mistyped(pair) -> None:
-    client, process = pair
+def test_a_node_that_waits_says_so_and_names_what_is_mistyped(mistyped: Pair) -> None:
+    client, process = mistyped
     client.state("ocean")
     assert "unconfigured: waiting for a configure transition (or set autostart)" in process.output
     assert "there is no parameter modle_path: it has no effect; did you mean model_path?" in process.output
 
 
-def test_each_mistake_fails_configure_with_one_sentence(pair, folder: Path, tiny_path: Path) -> None:
-    good = {"model_path": str(folder / "imu.onnx"), "rate": 0}
+def test_each_mistake_fails_configure_with_one_sentence(
+    mistyped: Pair, tmp_path: Path, tiny_path: Path
+) -> None:
+    """Each refusal is survived by the same process."""
+    pair = client, process = mistyped
     assert "parameter rate" in refused(pair)  # given as a string in the YAML file
-    status = pair[0].fresh("ocean")
+    status = client.fresh("ocean")
     assert status.level == b"\x02" and "configure failed: parameter rate" in status.message
     assert "model_path is empty" in refused(pair, rate=0)
     assert "there is no model file at /no/where.onnx" in refused(pair, model_path="/no/where.onnx")
-    (folder / "no.onnx").write_bytes(b"not a model")
-    assert "model_path" in refused(pair, model_path=str(folder / "no.onnx"))
+    (tmp_path / "no.onnx").write_bytes(b"not a model")
+    assert "model_path" in refused(pair, model_path=str(tmp_path / "no.onnx"))
     told = refused(pair, model_path=str(tiny_path))
     assert "input.input.type is sensor_msgs/msg/Imu, but the model reads text" in told
-    assert "is not installed" in refused(pair, **good, input__input__type="no_msgs/msg/Imu")
+    assert "is not installed" in refused(
+        pair, model_path=str(leaky(tmp_path / "imu.onnx")), input__input__type="no_msgs/msg/Imu"
+    )
     assert "has no message Imus" in refused(pair, input__input__type="sensor_msgs/msg/Imus")
     assert "is no message type" in refused(pair, input__input__type="Imu")
     told = refused(pair, input__input__type="std_msgs/msg/String")
@@ -82,9 +89,14 @@ def test_each_mistake_fails_configure_with_one_sentence(pair, folder: Path, tiny
     )
     told = refused(pair, output__output__type="", output__output__topic="/imu")
     assert "output.output.topic is /imu, an input: the node would hear itself" in told
-    assert pair[0].set("ocean", output__output__topic="~/output") == []
+    told = refused(pair, output__output__topic="/ocean/ocean")
+    assert "output.output.topic is /ocean/ocean, which the node publishes, too" in told
+    told = refused(pair, output__output__topic="~/output", input__input__topic="~/surprise")
+    assert "input.input.topic is ~/surprise, which the node publishes: it would hear itself" in told
+    assert client.set("ocean", input__input__topic="/imu") == []
     assert "outputs names 'a.b'" in refused(pair, outputs=["a.b"])
-    client, process = pair
+    told = refused(pair, outputs=["a", "b"])
+    assert "output.b.topic is ~/output, which output.a publishes, too" in told
     assert client.set("ocean", outputs=["output"], output__output__type="") == []
     assert client.transit("ocean", "configure")
     assert client.transit("ocean", "cleanup")
@@ -94,9 +106,9 @@ def test_each_mistake_fails_configure_with_one_sentence(pair, folder: Path, tiny
     assert "there is no parameter input.input.tpic" in unknown[2]
 
 
-def test_every_transition_twice_round(pair, folder: Path) -> None:
+def test_every_transition_twice_round(pair: Pair) -> None:
     client, process = pair
-    client.set("ocean", model_path=str(folder / "imu.onnx"), rate=0, ocean_every=1)
+    assert client.set("ocean", ocean_every=1) == []
     for _ in range(2):
         assert client.state("ocean") == "unconfigured"
         assert not client.transit("ocean", "activate"), "not possible before configure"
@@ -124,9 +136,8 @@ def test_every_transition_twice_round(pair, folder: Path) -> None:
     assert "Traceback" not in process.output
 
 
-def test_structural_parameters_are_refused_while_active(pair, folder: Path) -> None:
+def test_structural_parameters_are_refused_while_active(pair: Pair) -> None:
     client, _ = pair
-    client.set("ocean", model_path=str(folder / "imu.onnx"), rate=0)
     assert client.transit("ocean", "configure") and client.transit("ocean", "activate")
     for name, value in (
         ("input__input__topic", "/other"),
@@ -155,11 +166,11 @@ def test_structural_parameters_are_refused_while_active(pair, folder: Path) -> N
     assert client.transit("ocean", "deactivate") and client.transit("ocean", "cleanup")
 
 
-def test_an_error_that_nobody_foresaw_is_logged_and_can_be_recovered_from(pair, folder: Path) -> None:
+def test_an_error_that_nobody_foresaw_is_logged_and_can_be_recovered_from(pair: Pair) -> None:
     client, process = pair
-    client.set("ocean", model_path=str(folder / "imu.onnx"), input__input__topic="~/ocean")
+    assert client.set("ocean", input__input__topic="/parameter_events") == []
     assert client.transit("ocean", "configure")
-    assert not client.transit("ocean", "activate"), "DDS refuses two types on one topic"
+    assert not client.transit("ocean", "activate"), "DDS refuses a second type on a topic"
     assert client.state("ocean") == "unconfigured"
     assert "activate failed:\nTraceback" in process.output
     client.set("ocean", input__input__topic="/imu")

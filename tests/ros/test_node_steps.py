@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +16,6 @@ from sensor_msgs.msg import Imu, JointState
 from std_msgs.msg import Float32, Float32MultiArray
 
 ELEMENTS = ("/imu:angular_velocity.x", "/joints:position[0]", "/joints:position[1]")
-Pair = tuple[Client, OceanProcess]
 
 
 @pytest.fixture(scope="module")
@@ -23,17 +23,21 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> OceanModel:
     return OceanModel.load(leaky(tmp_path_factory.mktemp("model") / "robot.onnx", ELEMENTS))
 
 
-@pytest.fixture(scope="module")
-def pair(model: OceanModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """One process; each test configures it anew."""
-    parameters = {
+@contextmanager
+def active(model: OceanModel, folder: Path, **parameters: object) -> Iterator[tuple[Client, OceanProcess]]:
+    """The node in a process of its own, active with these parameters and those that each test has."""
+    usual = {
+        "autostart": True,
         "model_path": model.path,
         "inputs": ["imu", "joints"],
         "input__imu__topic": "/imu",
         "input__imu__type": "sensor_msgs/msg/Imu",
+        "input__imu__max_age": 0.0,
         "input__joints__topic": "/joints",
         "input__joints__type": "sensor_msgs/msg/JointState",
         "input__joints__qos": "every",
+        "input__joints__max_age": 0.0,
+        "trigger": "imu",
         "outputs": ["arm", "all"],
         "output__arm__topic": "/arm",
         "output__arm__type": "geometry_msgs/msg/TwistStamped",
@@ -43,39 +47,9 @@ def pair(model: OceanModel, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         "ocean_every": 2,
         "bad_seconds": 1,
     }
-    with robot(tmp_path_factory.mktemp("steps"), **parameters) as both:
-        client, _ = both
-        # Once configured, the node knows the parameters of each input: the tests may come in any order.
-        assert client.transit("ocean", "configure") and client.transit("ocean", "cleanup")
-        yield both
-
-
-USUAL = {
-    "use_sim_time": False,
-    "step_at": "message",
-    "trigger": "imu",
-    "rate": 0.0,
-    "gap_after": 0.0,
-    "on_gap": "keep",
-    "on_failed_step": "keep",
-    "input__imu__qos": "latest",
-    "input__imu__max_age": 0.0,
-    "input__joints__max_age": 0.0,
-}
-"""What a test doesn't ask otherwise: no test depends on those before it."""
-
-
-@contextmanager
-def active(pair: Pair, **parameters: object) -> Iterator[Client]:
-    """The node, active with these parameters, and at the initial state."""
-    client, _ = pair
-    assert client.set("ocean", **USUAL | parameters) == []
-    assert client.transit("ocean", "configure") and client.transit("ocean", "activate")
-    try:
-        yield client
-    finally:
+    with robot(folder, **usual | parameters) as (client, process):
+        yield client, process
         assert client.transit("ocean", "deactivate") and client.transit("ocean", "cleanup")
-        client.unheard("/imu", "/joints", "/arm", "/all", "/ocean/ocean", "/ocean/surprise")
 
 
 def imu(x: float, sec: int = 0) -> Imu:
@@ -90,8 +64,8 @@ def joints(*position: float, sec: int = 0) -> JointState:
     return message
 
 
-def test_steps_at_each_message_give_the_runtimes_numbers(pair: Pair, model: OceanModel) -> None:
-    with active(pair) as client:
+def test_steps_at_each_message_give_the_runtimes_numbers(model: OceanModel, tmp_path: Path) -> None:
+    with active(model, tmp_path) as (client, _):
         send_imu = client.publisher(Imu, "/imu", BEST_EFFORT)
         send_joints = client.publisher(JointState, "/joints", RELIABLE)
         arm, everything = client.collect(TwistStamped, "/arm"), client.collect(Float32MultiArray, "/all")
@@ -126,8 +100,8 @@ def test_steps_at_each_message_give_the_runtimes_numbers(pair: Pair, model: Ocea
         assert np.allclose([m.data for m in surprise], surprises, rtol=1e-6)
 
 
-def test_what_cant_be_right_is_not_published(pair: Pair) -> None:
-    with active(pair, input__imu__qos="every", on_failed_step="reset") as client:
+def test_what_cant_be_right_is_not_published(model: OceanModel, tmp_path: Path) -> None:
+    with active(model, tmp_path, input__imu__qos="every", on_failed_step="reset") as (client, _):
         send_imu = client.publisher(Imu, "/imu", RELIABLE)
         send_joints = client.publisher(JointState, "/joints", RELIABLE)
         everything = client.collect(Float32MultiArray, "/all")
@@ -171,16 +145,17 @@ def test_what_cant_be_right_is_not_published(pair: Pair) -> None:
         assert len(everything) == count + 1, "nothing came while the joints were too old"
 
 
-def test_fixed_rate_from_the_latest_of_several(pair: Pair) -> None:
+def test_fixed_rate_from_the_latest_of_several(model: OceanModel, tmp_path: Path) -> None:
     with active(
-        pair,
+        model,
+        tmp_path,
         step_at="rate",
         rate=50,
         input__imu__max_age=0.3,
         input__joints__max_age=0.0,
         gap_after=0.5,
         on_gap="reset",
-    ) as client:
+    ) as (client, process):
         send_imu = client.publisher(Imu, "/imu", BEST_EFFORT)
         send_joints = client.publisher(JointState, "/joints", RELIABLE)
         everything = client.collect(Float32MultiArray, "/all")
@@ -197,11 +172,14 @@ def test_fixed_rate_from_the_latest_of_several(pair: Pair) -> None:
         values = client.values("ocean")
         assert int(values["gaps"]) > gaps
         assert int(values["steps"]) < int(values["steps taken"]), "on_gap: reset"
-        assert "without input: the state is reset" in pair[1].output
+        assert "without input: the state is reset" in process.output
 
 
-def test_ros_time_that_jumps_backward(pair: Pair) -> None:
-    with active(pair, use_sim_time=True, step_at="rate", rate=50, input__joints__max_age=50.0) as client:
+def test_ros_time_that_jumps_backward(model: OceanModel, tmp_path: Path) -> None:
+    with active(model, tmp_path, use_sim_time=True, step_at="rate", rate=50, input__joints__max_age=50.0) as (
+        client,
+        process,
+    ):
         # The joints come before the first /clock, while ROS time stands at zero: that makes them no 100 s old.
         clock = client.publisher(Clock, "/clock", RELIABLE)
         send_imu = client.publisher(Imu, "/imu", BEST_EFFORT)
@@ -228,20 +206,19 @@ def test_ros_time_that_jumps_backward(pair: Pair) -> None:
         client.until(lambda: tick(10_000) or client.values("ocean")["clock jumps"] != "0", "jump")
         values = client.values("ocean")
         assert values["clock jumps"] == "1" and values["steps"] == "0", "on_clock_jump: reset"
-        assert "ROS time jumped by -9" in pair[1].output
+        assert "ROS time jumped by -9" in process.output
         # A time that can't be ends neither the clock nor the node.
         client.until(lambda: tick(-1_000) or client.values("ocean")["failed callbacks"] != "0", "bad clock")
-        assert "the node goes on: ValueError: Seconds value must not be negative" in pair[1].output
+        assert "the node goes on: ValueError: Seconds value must not be negative" in process.output
         count, heard = len(everything), int(values["messages received"])
         send_joints.publish(joints(0.1, 0.2))
         send_imu.publish(imu(1.0))
         client.counted("ocean", messages_received=heard + 2)
         client.until(lambda: tick(20_000) or len(everything) > count, "a step again")
-    pair[0].set("ocean", use_sim_time=False)
 
 
-def test_qos_that_does_not_fit_names_both_sides(pair: Pair) -> None:
-    with active(pair) as client:
+def test_qos_that_does_not_fit_names_both_sides(model: OceanModel, tmp_path: Path) -> None:
+    with active(model, tmp_path) as (client, _):
         sender = client.node.create_publisher(JointState, "/joints", BEST_EFFORT)
         status = client.until(
             lambda: (
@@ -255,9 +232,9 @@ def test_qos_that_does_not_fit_names_both_sides(pair: Pair) -> None:
         client.until(lambda: "no messages on" not in client.fresh("ocean").message, "end of the WARN")
 
 
-def test_drops_are_counted(pair: Pair) -> None:
+def test_drops_are_counted(model: OceanModel, tmp_path: Path) -> None:
     """Sent faster than it can step: what was not stepped is counted, to the last message; so are late steps."""
-    with active(pair, rate=10_000) as client:
+    with active(model, tmp_path, rate=10_000) as (client, _):
         send_joints = client.publisher(JointState, "/joints", RELIABLE)
         sender = client.publisher(Imu, "/imu", BEST_EFFORT)
         everything = client.collect(Float32MultiArray, "/all")

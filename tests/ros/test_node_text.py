@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from itertools import chain
 from pathlib import Path
 
@@ -16,26 +17,19 @@ from robot import RELIABLE, Client, OceanProcess, robot
 from std_msgs.msg import Float32, Float32MultiArray, String
 
 REPLY = 12
+STATE = "state.safetensors"
 Pair = tuple[Client, OceanProcess]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("text")
+def talking(folder: Path, model: Path, **parameters: object) -> AbstractContextManager[Pair]:
+    """The node in a process of its own, active: it answers each text."""
+    usual = {"autostart": True, "reply_tokens": REPLY, "slice": 0.001, "ocean_every": 0}
+    return robot(folder, model_path=model, **usual | parameters)
 
 
-@pytest.fixture(scope="module")
-def pair(folder: Path, tiny_path: Path) -> Iterator[Pair]:
-    with robot(
-        folder,
-        autostart=True,
-        model_path=tiny_path,
-        state_path=folder / "state.safetensors",
-        save_period=0.0,
-        reply_tokens=REPLY,
-        slice=0.001,
-        ocean_every=0,
-    ) as both:
+@pytest.fixture
+def pair(tmp_path: Path, tiny_path: Path) -> Iterator[Pair]:
+    with talking(tmp_path, tiny_path, state_path=tmp_path / STATE, save_period=0.0) as both:
         yield both
 
 
@@ -57,7 +51,7 @@ def ask(client: Client, sender: object, pieces: list[String], text: str) -> str:
 
 
 def test_a_conversation_that_a_swap_and_a_pause_do_not_interrupt(
-    pair: Pair, folder: Path, tiny: OceanModel, tiny_path: Path
+    pair: Pair, tmp_path: Path, tiny: OceanModel, tiny_path: Path
 ) -> None:
     client, process = pair
     sender = client.publisher(String, "/ocean/input")
@@ -73,17 +67,17 @@ def test_a_conversation_that_a_swap_and_a_pause_do_not_interrupt(
 
     # Read in slices of 1 ms; a service is answered meanwhile.
     assert client.trigger("ocean", "save").success
-    assert read(folder / "state.safetensors").steps == len(texts[0]) + REPLY
+    assert read(tmp_path / STATE).steps == len(texts[0]) + REPLY
 
     # The same model in another file keeps the state.
-    (folder / "same.onnx").write_bytes(tiny_path.read_bytes())
-    assert client.set("ocean", model_path=str(folder / "same.onnx")) == []
+    (tmp_path / "same.onnx").write_bytes(tiny_path.read_bytes())
+    assert client.set("ocean", model_path=str(tmp_path / "same.onnx")) == []
     answer = client.trigger("ocean", "swap")
     assert answer.success and "the same model in another file" in answer.message
     assert ask(client, sender, pieces, texts[1]) == expected[1]
 
     # A file that can't be swapped to leaves all as it is.
-    for wrong in ("/no/where.onnx", str(leaky(folder / "leaky.onnx"))):
+    for wrong in ("/no/where.onnx", str(leaky(tmp_path / "leaky.onnx"))):
         client.set("ocean", model_path=wrong)
         answer = client.trigger("ocean", "swap")
         assert not answer.success and "goes on with its model" in answer.message
@@ -102,12 +96,11 @@ def test_a_conversation_that_a_swap_and_a_pause_do_not_interrupt(
     assert process.end(signal.SIGINT) == 0
     assert "Traceback" not in process.output
     client.unheard("/ocean/input", "/ocean/output")
-    assert read(folder / "state.safetensors").steps == sum(map(len, texts[:4])) + 4 * REPLY
+    assert read(tmp_path / STATE).steps == sum(map(len, texts[:4])) + 4 * REPLY
 
 
-def test_reset_restore_and_what_stops_a_reply(pair: Pair, folder: Path, tiny: OceanModel) -> None:
+def test_reset_restore_and_what_stops_a_reply(pair: Pair, tmp_path: Path, tiny: OceanModel) -> None:
     client, process = pair
-    process.restart()
     sender = client.publisher(String, "/ocean/input")
     pieces = client.collect(String, "/ocean/output")
     ocean = client.collect(Float32MultiArray, "/ocean/ocean")
@@ -152,12 +145,13 @@ def test_reset_restore_and_what_stops_a_reply(pair: Pair, folder: Path, tiny: Oc
     assert process.end(signal.SIGTERM) == 0 and "Traceback" not in process.output
 
 
-def test_another_models_state_is_set_aside(pair: Pair, folder: Path) -> None:
+def test_another_models_state_is_set_aside(pair: Pair, tmp_path: Path) -> None:
     """A new model starts from nothing, and its saves do not destroy the old one's past."""
     client, process = pair
-    old = read(folder / "state.safetensors").state_id
+    assert client.trigger("ocean", "save").success
+    old = read(tmp_path / STATE).state_id
     process.restart(
-        model_path=leaky(folder / "new.onnx"),
+        model_path=leaky(tmp_path / "new.onnx"),
         input__input__qos="every",
         input__input__topic="/in",
         output__output__topic="/out",
@@ -168,73 +162,71 @@ def test_another_models_state_is_set_aside(pair: Pair, folder: Path) -> None:
     client.until(lambda: outputs, "output")
     assert "starting from the initial state: the snapshot is of the model" in process.output
     assert client.trigger("ocean", "save").success
-    new = read(folder / "state.safetensors")
+    new = read(tmp_path / STATE)
     assert new.steps == 1 and new.state_id != old
-    aside = folder / f"state.safetensors.{old.removeprefix('sha256:')[:8]}"
+    aside = tmp_path / f"state.safetensors.{old.removeprefix('sha256:')[:8]}"
     assert read(aside).state_id == old
-    told = f"{folder / 'state.safetensors'} is another model's: renamed to {aside}, before a save"
+    told = f"{tmp_path / STATE} is another model's: renamed to {aside}, before a save"
     assert told in process.output
 
 
 def test_killed_after_a_save_it_goes_on_where_it_was(
-    pair: Pair, folder: Path, tiny: OceanModel, tiny_path: Path
+    pair: Pair, tmp_path: Path, tiny: OceanModel, tiny_path: Path
 ) -> None:
     client, process = pair
-    topics = {"input__input__qos": "auto", "input__input__topic": "/hear", "output__output__topic": "/say"}
-    process.restart(model_path=tiny_path, state_path=folder / "again", max_pending=1000, **topics)
-    sender, pieces = client.publisher(String, "/hear"), client.collect(String, "/say")
+    sender, pieces = client.publisher(String, "/ocean/input"), client.collect(String, "/ocean/output")
     texts = ["O, she doth teach", " the torches"]
     expected = replies(tiny, *texts)
     assert ask(client, sender, pieces, texts[0]) == expected[0]
     answer = client.trigger("ocean", "save")
     assert answer.success and "saved step 29 to" in answer.message
-    dead = client.readers("/hear")
+    dead = client.readers("/ocean/input")
     process.kill()
     process.restart()
-    client.until(lambda: client.readers("/hear") - dead, "reader")
+    client.until(lambda: client.readers("/ocean/input") - dead, "reader")
     client.meet("ocean")
     assert "restored step 29 from" in process.output
     assert ask(client, sender, pieces, texts[1]) == expected[1]
 
 
 def test_a_prefill_graph_reads_the_same(
-    pair: Pair, folder: Path, tiny: OceanModel, tiny_path: Path, tiny_prefill: Path
+    tmp_path: Path, tiny: OceanModel, tiny_path: Path, tiny_prefill: Path
 ) -> None:
     """Long messages by the graph for many steps, in slices: what is said, counted and published stays the same."""
-    client, process = pair
-    topics = {"input__input__topic": "/told", "output__output__topic": "/tells"}
-    process.restart(model_path=tiny_prefill, state_path="", max_pending=10_000, **topics)
-    sender, pieces = client.publisher(String, "/told"), client.collect(String, "/tells")
-    surprise = client.collect(Float32, "/ocean/surprise")
-    text = "O, she doth teach the torches to burn bright! " * 40
-    expected = replies(tiny, text, text[:301], "the")
-    assert ask(client, sender, pieces, text) == expected[0]
-    assert "with its prefill graph" in process.output
-    client.until(lambda: surprise, "surprise")
-    losses = [r.loss for r in read_text(tiny.stream(), [text.encode()]) if r.loss is not None]
-    assert np.isclose(surprise[0].data, np.mean(losses), rtol=1e-5), "mean nats a token"
+    with talking(tmp_path, tiny_prefill, max_pending=10_000) as (client, process):
+        sender, pieces = client.publisher(String, "/ocean/input"), client.collect(String, "/ocean/output")
+        surprise = client.collect(Float32, "/ocean/surprise")
+        text = "O, she doth teach the torches to burn bright! " * 40
+        expected = replies(tiny, text, text[:301], "the")
+        assert ask(client, sender, pieces, text) == expected[0]
+        assert "with its prefill graph" in process.output
+        client.until(lambda: surprise, "surprise")
+        losses = [r.loss for r in read_text(tiny.stream(), [text.encode()]) if r.loss is not None]
+        assert np.isclose(surprise[0].data, np.mean(losses), rtol=1e-5), "mean nats a token"
 
-    # The ocean state is published after each seventh step all the same.
-    ocean = client.collect(Float32MultiArray, "/ocean/ocean")
-    assert client.set("ocean", ocean_every=7) == []
-    assert ask(client, sender, pieces, text[:301]) == expected[1]
-    steps = len(text) + 301 + 2 * REPLY
-    stream, wanted = tiny.stream(), []
-    list(read_text(stream, [text.encode()]))
-    list(generate(stream, REPLY))
-    for _ in chain(read_text(stream, [text[:301].encode()]), generate(stream, REPLY)):
-        if stream.steps % 7 == 0:
-            wanted.append(stream.ocean)
-    client.until(lambda: len(ocean) == len(wanted), "ocean states")
-    np.testing.assert_allclose([message.data for message in ocean], wanted, atol=1e-4)
+        # The ocean state is published after each seventh step all the same.
+        ocean = client.collect(Float32MultiArray, "/ocean/ocean")
+        assert client.set("ocean", ocean_every=7) == []
+        assert ask(client, sender, pieces, text[:301]) == expected[1]
+        steps = len(text) + 301 + 2 * REPLY
+        stream, wanted = tiny.stream(), []
+        list(read_text(stream, [text.encode()]))
+        list(generate(stream, REPLY))
+        for _ in chain(read_text(stream, [text[:301].encode()]), generate(stream, REPLY)):
+            if stream.steps % 7 == 0:
+                wanted.append(stream.ocean)
+        client.until(lambda: len(ocean) == len(wanted), "ocean states")
+        np.testing.assert_allclose([message.data for message in ocean], wanted, atol=1e-4)
 
-    # Fewer tokens than a call is worth are read one by one; another model's pace is learnt anew.
-    assert ask(client, sender, pieces, "the") == expected[2]
-    client.set("ocean", model_path=str(tiny_path))
-    assert client.trigger("ocean", "swap").success
-    assert ask(client, sender, pieces, text) == replies(tiny, text, text[:301], "the", text)[3]
-    client.until(lambda: int(client.values("ocean")["steps"]) == steps + 3 + len(text) + 2 * REPLY, "steps")
-    assert process.end(signal.SIGTERM) == 0 and "Traceback" not in process.output
+        # Fewer tokens than a call is worth are read one by one; another model's pace is learnt anew.
+        assert ask(client, sender, pieces, "the") == expected[2]
+        client.set("ocean", model_path=str(tiny_path))
+        assert client.trigger("ocean", "swap").success
+        assert ask(client, sender, pieces, text) == replies(tiny, text, text[:301], "the", text)[3]
+        client.until(
+            lambda: int(client.values("ocean")["steps"]) == steps + 3 + len(text) + 2 * REPLY, "steps"
+        )
+        assert process.end(signal.SIGTERM) == 0 and "Traceback" not in process.output
 
 
 def test_what_a_slice_has_room_for(tiny: OceanModel, tiny_prefill: Path) -> None:

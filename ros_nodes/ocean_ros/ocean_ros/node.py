@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -45,6 +46,8 @@ WHOLE = QoSProfile(depth=1000, reliability=ReliabilityPolicy.RELIABLE)
 """For the answers to every message of a reliable input: they may come in bursts, and each counts."""
 LATEST = QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_EFFORT)
 EVERY = QoSProfile(history=HistoryPolicy.KEEP_ALL, reliability=ReliabilityPolicy.RELIABLE)
+OWN_TOPICS = ("~/ocean", "~/surprise", "/diagnostics")
+"""What the node publishes beside the model's outputs."""
 SAVE_TIMEOUT = 10.0
 """Seconds that the end of the process waits for a disk."""
 WORK_PERIOD = 0.0001
@@ -108,6 +111,10 @@ class OceanNode(LifecycleNode):
         self._problems: dict[str, str] = {}
         self.add_on_set_parameters_callback(self._on_set)
         self._problems |= parameters.declare(self, Settings)
+        with contextlib.suppress(ParameterError):  # configure tells it
+            self.settings = self._read_settings()
+            for table in (Input, Output):  # so that theirs can be set before the first configure
+                self._named(table)
         self._warn_unknown(nested=False)
         self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", RELIABLE)
         self.create_timer(1.0, self._diagnose, clock=self.steady)
@@ -219,13 +226,7 @@ class OceanNode(LifecycleNode):
         assert self.memory is not None
         inputs, outputs = self._named(Input), self._named(Output)
         wiring = wire(model.contract, self.settings, inputs, outputs)
-        heard = {self._full(f"input.{item.name}.topic", item.topic) for item in wiring.inputs}
-        for made in wiring.outputs:
-            name = f"output.{made.name}.topic"
-            if self._full(name, made.topic) in heard:
-                raise ParameterError(
-                    f"parameter {name} is {made.topic}, an input: the node would hear itself"
-                )
+        self._check_topics(wiring)
         trained = model.contract.rate_hz
         if trained and wiring.rate and abs(wiring.rate / trained - 1) > 0.05:
             self.get_logger().warning(f"rate is {wiring.rate:g}, but the model was trained at {trained:g} Hz")
@@ -239,6 +240,36 @@ class OceanNode(LifecycleNode):
         self._saving = None
         self._changed = False
         self._warn_unknown(nested=True)  # those of inputs and outputs are declared by now
+
+    def _check_topics(self, wiring: Wiring) -> None:
+        """No topic has two types or two publishers in this node, and it never hears itself."""
+        heard: dict[str, InputWire] = {}
+        written = {self._full(topic, topic): "the node" for topic in OWN_TOPICS}
+        for item in wiring.inputs:
+            name = f"input.{item.name}.topic"
+            topic = self._full(name, item.topic)
+            if topic in written:
+                raise ParameterError(
+                    f"parameter {name} is {item.topic}, which the node publishes: it would hear itself"
+                )
+            other = heard.setdefault(topic, item)
+            if other.message is not item.message:
+                raise ParameterError(
+                    f"parameter {name} is {item.topic}, as is input.{other.name}.topic, of another type; "
+                    "a topic has one type"
+                )
+        for made in wiring.outputs:
+            name = f"output.{made.name}.topic"
+            topic = self._full(name, made.topic)
+            if topic in heard:
+                raise ParameterError(
+                    f"parameter {name} is {made.topic}, an input: the node would hear itself"
+                )
+            if topic in written:
+                raise ParameterError(
+                    f"parameter {name} is {made.topic}, which {written[topic]} publishes, too; choose another"
+                )
+            written[topic] = f"output.{made.name}"
 
     def _make_publishers(self, wiring: Wiring) -> None:
         assert self.memory is not None
