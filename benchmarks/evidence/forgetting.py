@@ -174,8 +174,9 @@ def stretched(
 
 def by_position(model: StandardTransformer, rows: Tensor) -> list[float]:
     """Loss of each step of windows (rows, T + 1), from the first."""
-    total = torch.zeros(rows.shape[1] - 1, dtype=torch.float64)
-    for some in torch.split(rows, 256):
+    T = rows.shape[1] - 1
+    total = torch.zeros(T, dtype=torch.float64)
+    for some in torch.split(rows, max(1, 2**14 // T)):
         outputs, _ = predict(model, some[:, :-1])
         total += position_loss(model.config, outputs, some[:, 1:]).double().sum(0)
     return (total / len(rows)).tolist()

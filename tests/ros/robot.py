@@ -222,14 +222,23 @@ class Client:
     def unheard(self, *topics: str) -> None:
         """Wait until this client knows that nobody else writes or reads these topics any more."""
 
-        def others(topic: str) -> bool:
+        def others() -> set[str]:
+            node, own = self.node, self.node.get_name()
             found = [
-                *self.node.get_publishers_info_by_topic(topic),
-                *self.node.get_subscriptions_info_by_topic(topic),
+                f"{info.node_name} on {topic}"
+                for topic in topics
+                for info in (
+                    *node.get_publishers_info_by_topic(topic),
+                    *node.get_subscriptions_info_by_topic(topic),
+                )
+                if info.node_name != own
             ]
-            return any(info.node_name != self.node.get_name() for info in found)
+            return set(found)
 
-        self.until(lambda: not any(map(others, topics)), f"end of {', '.join(topics)}")
+        try:
+            self.until(lambda: not others(), "silence")
+        except AssertionError:
+            raise AssertionError(f"still there: {', '.join(others())}") from None
 
     def counted(self, node: str, **counts: int) -> dict[str, str]:
         """Wait until the node's counters, `_` for a blank, are at least these -> the diagnostics values."""

@@ -16,7 +16,7 @@ from ocean_ros.memory import Memory, age
 from ocean_ros.parameters import Input, Output, ParameterError, Settings
 from ocean_ros.saver import Saver
 from ocean_ros.stepping import Drops
-from ocean_ros.wiring import wire
+from ocean_ros.wiring import check_topics, wire
 from ocean_runtime import OceanModel
 from ocean_runtime.snapshot import write
 from sensor_msgs.msg import BatteryState, Image, JointState
@@ -118,6 +118,34 @@ def test_elements_are_found_by_name_topic_or_path(tmp_path: Path) -> None:
     inputs["b"] = Input(topic="/c", type=kind, fields=["speed=data[7]", "data[0]"])
     with pytest.raises(ParameterError, match=r"which may be /a:data.0. or /b:data.0.: write ELEMENT=PATH"):
         wire(contract, Settings(), inputs, {"out": twist})
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"b": "/own"}, "input.b.topic is /own, which the node publishes: it would hear itself"),
+        ({"b": "/a"}, "their types are std_msgs/msg/Float64MultiArray and std_msgs/msg/Float32MultiArray"),
+        ({"x": "/a"}, "output.x.topic is /a, an input: the node would hear itself"),
+        ({"x": "/own"}, "output.x.topic is /own, which the node publishes, too"),
+        ({"y": "/x"}, "output.y.topic is /x, which output.x publishes, too"),
+    ],
+)
+def test_a_topic_has_one_type_and_one_publisher(tmp_path: Path, change: dict[str, str], told: str) -> None:
+    contract = OceanModel.load(leaky(tmp_path / "m.onnx", ("u", "v"))).contract
+
+    def check(**topics: str) -> None:
+        topic = {name: f"/{name}" for name in "abxy"} | topics
+        doubles = "std_msgs/msg/Float64MultiArray"
+        inputs = {
+            "a": Input(topic=topic["a"], fields=["u=data[0]"]),
+            "b": Input(topic=topic["b"], type=doubles, fields=["v=data[0]"]),
+        }
+        outputs = {name: Output(topic=topic[name]) for name in "xy"}
+        check_topics(wire(contract, Settings(), inputs, outputs), ["/own"], lambda _, given: given)
+
+    check()
+    with pytest.raises(ParameterError, match=told):
+        check(**change)
 
 
 def test_drops_by_sequence_number() -> None:

@@ -34,7 +34,7 @@ from ocean_ros.report import Window, report
 from ocean_ros.saver import Saver
 from ocean_ros.services import Services
 from ocean_ros.stepping import Publishers, Stepper
-from ocean_ros.wiring import InputWire, Wiring, wire
+from ocean_ros.wiring import InputWire, Wiring, check_topics, wire
 
 try:
     from rclpy.event_handler import SubscriptionEventCallbacks
@@ -226,7 +226,7 @@ class OceanNode(LifecycleNode):
         assert self.memory is not None
         inputs, outputs = self._named(Input), self._named(Output)
         wiring = wire(model.contract, self.settings, inputs, outputs)
-        self._check_topics(wiring)
+        check_topics(wiring, OWN_TOPICS, self._full)
         trained = model.contract.rate_hz
         if trained and wiring.rate and abs(wiring.rate / trained - 1) > 0.05:
             self.get_logger().warning(f"rate is {wiring.rate:g}, but the model was trained at {trained:g} Hz")
@@ -240,36 +240,6 @@ class OceanNode(LifecycleNode):
         self._saving = None
         self._changed = False
         self._warn_unknown(nested=True)  # those of inputs and outputs are declared by now
-
-    def _check_topics(self, wiring: Wiring) -> None:
-        """No topic has two types or two publishers in this node, and it never hears itself."""
-        heard: dict[str, InputWire] = {}
-        written = {self._full(topic, topic): "the node" for topic in OWN_TOPICS}
-        for item in wiring.inputs:
-            name = f"input.{item.name}.topic"
-            topic = self._full(name, item.topic)
-            if topic in written:
-                raise ParameterError(
-                    f"parameter {name} is {item.topic}, which the node publishes: it would hear itself"
-                )
-            other = heard.setdefault(topic, item)
-            if other.message is not item.message:
-                raise ParameterError(
-                    f"parameter {name} is {item.topic}, as is input.{other.name}.topic, of another type; "
-                    "a topic has one type"
-                )
-        for made in wiring.outputs:
-            name = f"output.{made.name}.topic"
-            topic = self._full(name, made.topic)
-            if topic in heard:
-                raise ParameterError(
-                    f"parameter {name} is {made.topic}, an input: the node would hear itself"
-                )
-            if topic in written:
-                raise ParameterError(
-                    f"parameter {name} is {made.topic}, which {written[topic]} publishes, too; choose another"
-                )
-            written[topic] = f"output.{made.name}"
 
     def _make_publishers(self, wiring: Wiring) -> None:
         assert self.memory is not None

@@ -92,6 +92,38 @@ def wire(
     )
 
 
+def check_topics(wiring: Wiring, own: Sequence[str], full: Callable[[str, str], str]) -> None:
+    """No topic has two types or two publishers in a node, and it never hears itself. Raises ParameterError.
+
+    own: what the node publishes beside the outputs. full: a parameter's name and its topic -> the full name.
+    """
+    heard: dict[str, InputWire] = {}
+    written = {full(topic, topic): "the node" for topic in own}
+    for item in wiring.inputs:
+        name = f"input.{item.name}.topic"
+        topic = full(name, item.topic)
+        if topic in written:
+            raise ParameterError(
+                f"parameter {name} is {item.topic}, which the node publishes: it would hear itself"
+            )
+        other = heard.setdefault(topic, item)
+        if other.message is not item.message:
+            raise ParameterError(
+                f"parameter {name} is {item.topic}, and so is input.{other.name}.topic, but their types are "
+                f"{item.type} and {other.type}; a topic has one type"
+            )
+    for made in wiring.outputs:
+        name = f"output.{made.name}.topic"
+        topic = full(name, made.topic)
+        if topic in heard:
+            raise ParameterError(f"parameter {name} is {made.topic}, an input: the node would hear itself")
+        if topic in written:
+            raise ParameterError(
+                f"parameter {name} is {made.topic}, which {written[topic]} publishes, too; choose another"
+            )
+        written[topic] = f"output.{made.name}"
+
+
 def _stepping(contract: Contract, settings: Settings, names: list[str], text: bool) -> tuple[str, float]:
     rate = settings.rate or contract.rate_hz or 0.0
     if settings.step_at == "rate":
