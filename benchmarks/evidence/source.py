@@ -268,7 +268,20 @@ def _regimes(results: Results, of_gain: Results) -> list[str]:
         "the ocean has none to learn: one with *rotary positions* has none to learn either. These two hold as far as "
         "they close the distance. Or the ocean sees further: `detach` *seeing n tokens* computes every ocean anew from "
         "zero, n - 1 steps before; this one holds as far as a short sight makes `detach` worse.",
+        "",
+        "Does it beat it at all? Its gain with each at its best learning rate of those in claim 1, and in brackets at "
+        f"1e-3, as above: {_at_best(of_gain)}.",
     ]
+
+
+def _at_best(of_gain: Results) -> str:
+    found = []
+    for d, L in gain.TUNED:
+        best = gain.best_gain(of_gain, d, L, "detach", ("standard",))
+        usual = gain.gain(of_gain, f"char-{d}x{L}", "detach")
+        said = MISSING if best is None or usual is None else f"{best:+.3f} ({usual:+.3f})"
+        found.append(f"{said} at {d}/{L}")
+    return ", ".join(found)
 
 
 def _weights(results: Results) -> list[str]:
