@@ -204,6 +204,12 @@ def test_the_word_problem_is_that_of_s5() -> None:
         for element in word:
             things = tracking.GROUP[element][things]
         assert np.array_equal(things, tracking.GROUP[product])
+    batch = tracking.word_problem(table, tracking.SWAPS)(random, 4, 6)
+    assert np.array_equal(batch.targets[:, 1:] - 1, tracking.running(table, batch.inputs[:, 1:].numpy() - 1))
+    assert (batch.inputs[:, 0] == 0).all() and (batch.targets[:, 0] == tasks.IGNORED).all()
+    assert len(tracking.SWAPS) == 10 and (table[tracking.SWAPS, tracking.SWAPS] == 0).all(), (
+        "each undoes itself"
+    )
 
 
 def test_echo_asks_for_more_symbols_first_and_longer_delays_then() -> None:
