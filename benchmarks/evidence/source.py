@@ -190,7 +190,8 @@ def section(results: Results, of_gain: Results) -> Section:
     control = (
         f"part of the distance from the standard Transformer to `detach` that one closes at 64/2: {', '.join(closed)}; "
         f"of the gain over one with rotary positions, gradients through time bring "
-        f"{_percent(against_rotary.values())} ({len(against_rotary)} sizes)"
+        f"{_percent(against_rotary.values())} ({len(against_rotary)} sizes); `detach`'s gain with each at its best "
+        f"learning rate (and at 1e-3): {_at_best(of_gain)}"
     )
     return Section(
         title="2. Source of the gain",
@@ -269,8 +270,8 @@ def _regimes(results: Results, of_gain: Results) -> list[str]:
         "they close the distance. Or the ocean sees further: `detach` *seeing n tokens* computes every ocean anew from "
         "zero, n - 1 steps before; this one holds as far as a short sight makes `detach` worse.",
         "",
-        "Does it beat it at all? Its gain with each at its best learning rate of those in claim 1, and in brackets at "
-        f"1e-3, as above: {_at_best(of_gain)}.",
+        "Does it beat it at all? Its gain with each at its best learning rate of those in claim 1 (and at 1e-3, as "
+        f"above): {_at_best(of_gain)}.",
     ]
 
 
