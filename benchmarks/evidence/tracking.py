@@ -156,10 +156,10 @@ def accuracy(model: Model, task: Task, level: int) -> float:
 
 
 ABOUT = (
-    f"{WIDTH}/{LAYERS} and models of as many parameters, one seed, 4,000 steps of 64 sequences, learning rate 1e-3; the "
-    "Transformer with rotary positions. The words of parity and S5 begin with a start symbol; *by swaps* has the ten "
-    "elements of S5 that swap two things for letters, and all 120 as answers. What stays at length 2 was not learned in "
-    "this training, which says nothing of what a model could hold."
+    f"{WIDTH}/{LAYERS} and models of as many parameters, one seed, 4,000 steps of 64 sequences, learning rate 1e-3; "
+    "the Transformer with rotary positions. The words of parity and S5 begin with a start symbol; *by swaps* has the "
+    "ten elements of S5 that swap two things for letters, and all 120 as answers. What stays at length 2 was not "
+    "learned in this training, which says nothing of what a model could hold."
 )
 
 
