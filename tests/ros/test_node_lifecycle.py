@@ -29,6 +29,22 @@ def mistyped(tmp_path: Path) -> Iterator[Pair]:
         yield both
 
 
+def test_a_mistake_hides_no_parameter_and_ends_with_the_input(tmp_path: Path) -> None:
+    """Each input's can be set before the first configure; one that is used no more stands in nobody's way."""
+    given = {
+        "rate": "fast",
+        "inputs": ["a", "b"],
+        "input__a__max_age": -1.0,
+        "input__b__type": IMU["input__input__type"],
+    }
+    with robot(tmp_path, model_path=leaky(tmp_path / "imu.onnx"), **given) as pair:
+        client, _ = pair
+        assert client.set("ocean", rate=0, input__b__topic="/imu", output__output__topic="/out") == []
+        assert "input.a.max_age" in refused(pair)
+        assert client.set("ocean", inputs=["b"]) == []
+        assert client.transit("ocean", "configure")
+
+
 def refused(pair: Pair, **parameters: object) -> str:
     """Set parameters, and let configure fail -> the sentence in the log."""
     client, process = pair
@@ -93,7 +109,7 @@ def test_each_mistake_fails_configure_with_one_sentence(
     assert "output.output.topic is /ocean/ocean, which the node publishes, too" in told
     told = refused(pair, output__output__topic="~/output", input__input__topic="~/surprise")
     assert "input.input.topic is ~/surprise, which the node publishes: it would hear itself" in told
-    assert client.set("ocean", input__input__topic="/imu") == []
+    assert client.set("ocean", input__input__topic="/imu", input__input__max_age=1.0) == []
     assert "outputs names 'a.b'" in refused(pair, outputs=["a.b"])
     told = refused(pair, outputs=["a", "b"])
     assert "output.b.topic is ~/output, which output.a publishes, too" in told
@@ -168,11 +184,11 @@ def test_structural_parameters_are_refused_while_active(pair: Pair) -> None:
 
 def test_an_error_that_nobody_foresaw_is_logged_and_can_be_recovered_from(pair: Pair) -> None:
     client, process = pair
-    assert client.set("ocean", input__input__topic="/parameter_events") == []
+    assert client.set("ocean", use_sim_time=True, input__input__topic="/clock") == []
     assert client.transit("ocean", "configure")
     assert not client.transit("ocean", "activate"), "DDS refuses a second type on a topic"
     assert client.state("ocean") == "unconfigured"
     assert "activate failed:\nTraceback" in process.output
-    client.set("ocean", input__input__topic="/imu")
+    client.set("ocean", use_sim_time=False, input__input__topic="/imu")
     assert client.transit("ocean", "configure") and client.transit("ocean", "activate")
     assert client.fresh("ocean").level == b"\x00"

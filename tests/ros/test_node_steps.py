@@ -120,8 +120,11 @@ def test_what_cant_be_right_is_not_published(model: OceanModel, tmp_path: Path) 
         for x in (math.nan, math.inf, 1e39):  # the last is finite, but not in float32
             send_imu.publish(imu(x))
         send_joints.publish(joints(0.0))  # too short
+        client.counted("ocean", messages_received=6)
         send_imu.publish(imu(1.0))
+        client.counted("ocean", malformed_inputs=1)
         send_joints.publish(joints(0.0, 0.0))
+        client.counted("ocean", messages_received=8)
         send_imu.publish(imu(3e38))  # finite, but the step is not
         values = client.counted("ocean", failed_steps=1)
         assert (values["non-finite inputs"], values["malformed inputs"], values["failed steps"]) == (

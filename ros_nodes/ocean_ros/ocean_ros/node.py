@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import difflib
 import functools
@@ -46,8 +45,10 @@ WHOLE = QoSProfile(depth=1000, reliability=ReliabilityPolicy.RELIABLE)
 """For the answers to every message of a reliable input: they may come in bursts, and each counts."""
 LATEST = QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_EFFORT)
 EVERY = QoSProfile(history=HistoryPolicy.KEEP_ALL, reliability=ReliabilityPolicy.RELIABLE)
-OWN_TOPICS = ("~/ocean", "~/surprise", "/diagnostics")
-"""What the node publishes beside the model's outputs."""
+OWN_TOPICS = ("~/ocean", "/diagnostics", "~/transition_event", "/parameter_events", "/rosout")
+"""What the node publishes beside the model's outputs, and `~/surprise` where the model predicts its input."""
+NAME = re.compile(r"[A-Za-z]\w*")
+"""Of an input or output."""
 SAVE_TIMEOUT = 10.0
 """Seconds that the end of the process waits for a disk."""
 WORK_PERIOD = 0.0001
@@ -76,6 +77,11 @@ def transition(method: Callable[[Any], None]) -> Callable[[Any, LifecycleState],
         return SUCCESS
 
     return run
+
+
+def predicts(model: OceanModel) -> bool:
+    """Whether one of the model's outputs is its next input."""
+    return any(tensor.predicts for tensor in model.contract.outputs)
 
 
 class OceanNode(LifecycleNode):
@@ -111,10 +117,8 @@ class OceanNode(LifecycleNode):
         self._problems: dict[str, str] = {}
         self.add_on_set_parameters_callback(self._on_set)
         self._problems |= parameters.declare(self, Settings)
-        with contextlib.suppress(ParameterError):  # configure tells it
-            self.settings = self._read_settings()
-            for table in (Input, Output):  # so that theirs can be set before the first configure
-                self._named(table)
+        for table in (Input, Output):  # so that theirs can be set before the first configure
+            self._declare_named(table)
         self._warn_unknown(nested=False)
         self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", RELIABLE)
         self.create_timer(1.0, self._diagnose, clock=self.steady)
@@ -209,8 +213,9 @@ class OceanNode(LifecycleNode):
     # What transitions make and unmake
 
     def _read_settings(self) -> Settings:
-        for reason in self._problems.values():
-            raise ParameterError(reason)
+        for name, reason in self._problems.items():
+            if not name.startswith(("input.", "output.")):
+                raise ParameterError(reason)
         return parameters.read(self, Settings)
 
     def _state_path(self) -> Path | None:
@@ -226,7 +231,8 @@ class OceanNode(LifecycleNode):
         assert self.memory is not None
         inputs, outputs = self._named(Input), self._named(Output)
         wiring = wire(model.contract, self.settings, inputs, outputs)
-        check_topics(wiring, OWN_TOPICS, self._full)
+        own = (*OWN_TOPICS, "~/surprise") if predicts(model) else OWN_TOPICS
+        check_topics(wiring, own, self._full)
         trained = model.contract.rate_hz
         if trained and wiring.rate and abs(wiring.rate / trained - 1) > 0.05:
             self.get_logger().warning(f"rate is {wiring.rate:g}, but the model was trained at {trained:g} Hz")
@@ -251,14 +257,13 @@ class OceanNode(LifecycleNode):
             self._made.append(functools.partial(self.destroy_lifecycle_publisher, made))
             return made
 
-        predicts = any(t.predicts for t in self.memory.stream.model.contract.outputs)
         self.stepper = Stepper(
             wiring=wiring,
             memory=self.memory,
             publishers=Publishers(
                 outputs=[publisher(item.message, item.topic) for item in wiring.outputs],
                 ocean=publisher(Float32MultiArray, "~/ocean"),
-                surprise=publisher(Float32, "~/surprise") if predicts else None,
+                surprise=publisher(Float32, "~/surprise") if predicts(self.memory.stream.model) else None,
             ),
             settings=lambda: self.settings,
             inputs=lambda: self.inputs,
@@ -267,19 +272,27 @@ class OceanNode(LifecycleNode):
             logger=self.get_logger(),
         )
 
+    def _declare_named(self, table: Any) -> None:
+        """Declare the parameters of each input or output that has a name, where they are new."""
+        kind = table.__name__.lower()
+        names = self.get_parameter(f"{kind}s").value
+        for name in names if isinstance(names, (list, tuple)) else ():
+            if NAME.fullmatch(str(name)):
+                self._problems |= parameters.declare(self, table, f"{kind}.{name}.")
+
     def _named(self, table: Any) -> dict[str, Any]:
-        """The inputs or outputs by name, with their parameters, declared where they are new."""
+        """The inputs or outputs by name, with their parameters."""
         kind = table.__name__.lower()
         names = getattr(self.settings, f"{kind}s")
+        self._declare_named(table)
         for name in names:
-            if not re.fullmatch(r"[A-Za-z]\w*", name) or names.count(name) > 1:
+            if not NAME.fullmatch(name) or names.count(name) > 1:
                 raise ParameterError(
                     f"parameter {kind}s names {name!r}; use letters and digits, each name once"
                 )
-            problems = parameters.declare(self, table, f"{kind}.{name}.")
-            self._problems |= problems
-            for reason in problems.values():
-                raise ParameterError(reason)
+            for parameter, reason in self._problems.items():
+                if parameter.startswith(f"{kind}.{name}."):
+                    raise ParameterError(reason)
         return {name: parameters.read(self, table, f"{kind}.{name}.") for name in names}
 
     def _full(self, name: str, topic: str) -> str:
