@@ -100,13 +100,19 @@ def section(results: Results) -> Section:
     rotary = [g for d, L in SIZES if (g := gain(results, f"char-{d}x{L}", than="rotary")) is not None]
     best = {f"{d}/{L}": g for d, L in TUNED if (g := best_gain(results, d, L)) is not None}
     tuned = ", ".join(f"{g:+.3f} at {size}" for size, g in best.items())
+    recurrent = [
+        f"{g:+.3f} at {d}/{L}"
+        for d, L in TUNED
+        if (g := best_gain(results, d, L, than=tuple(RECURRENT))) is not None
+    ]
     return Section(
         title="1. Universal gain",
         paper="an Ocean Transformer beats a standard one of the same size at every size",
         ours=f"{_count(known)} sizes, one seed; gain {span(known)} nats a character (mean {', '.join(means)}); "
         f"`detach` {_count(detached)}",
         control=f"rotary positions: gain {span(rotary)} ({_count(rotary)} sizes); each at its best learning rate, "
-        f"against the better of learned and rotary positions: {tuned or MISSING}",
+        f"against the better of learned and rotary positions: {tuned or MISSING}, "
+        f"of LSTM and GRU: {', '.join(recurrent) or MISSING}",
         verdict=_verdict(known, [*rotary, *_gains_beyond(results)])
         + (f"; with each model at its best learning rate {tuned}" if tuned else ""),
         lines=[*_sizes(results, gains), *_rates(results), *_beyond(results), *_shape(results)],

@@ -276,10 +276,11 @@ def _regimes(results: Results, of_gain: Results) -> list[str]:
         "",
         "*Why `detach` beats the standard Transformer* at 1e-3, four explanations. The ocean hands it the token "
         "before, for nothing, where attention has to learn first to look there: to the standard Transformer *handed "
-        "the token before* an embedding of it is added (65 d parameters more). The standard one has to learn its positions, and "
-        "the ocean has none to learn: one with *rotary positions* has none to learn either. These two hold as far as "
-        "they close the distance. Or the ocean sees further: `detach` *seeing n tokens* computes every ocean anew from "
-        "zero, n - 1 steps before; this one holds as far as a short sight makes `detach` worse.",
+        "the token before* an embedding of it is added (65 d parameters more). The standard one has to learn its "
+        "positions, and the ocean has none to learn: one with *rotary positions* has none to learn either. These two "
+        "hold as far as they close the distance. Or the ocean sees further: `detach` *seeing n tokens* computes "
+        "every ocean anew from zero, n - 1 steps before; this one holds as far as a short sight makes `detach` "
+        "worse.",
         "",
         "Or 1e-3 is too low a learning rate for the standard one; this holds as far as the gain goes away where each "
         f"has its best of those in claim 1 (at 1e-3, as above): {_at_best(of_gain)}.",
