@@ -98,7 +98,7 @@ def _symbols(count: int) -> str:
 def task_of(scale: Scale, name: str) -> Task:
     """The task by its name in TITLES."""
     steps = 12 if scale.quick else 4000
-    longest = 4 if scale.quick else LONGEST
+    longest = _last_level(name) // (8 if scale.quick else 1)
     if name == "parity":
         draw, symbols = word_problem(np.array([[0, 1], [1, 0]]), np.arange(2)), 2
     elif name in WORDS:
@@ -106,7 +106,6 @@ def task_of(scale: Scale, name: str) -> Task:
         draw, symbols = word_problem(PRODUCT, letters), len(GROUP)
     else:
         draw, symbols = recall(32, 32), 64
-        longest //= 2
     return Task(name, _symbols(symbols), draw, steps, FIRST, longest, 3 * longest + 1)
 
 
@@ -116,7 +115,7 @@ def runs(scale: Scale) -> list[Run]:
 
 def _run(scale: Scale, name: str, kind: str) -> Run:
     task = task_of(scale, name)
-    tested = PAIRS if name == "recall" else (4, 8) if scale.quick else LENGTHS
+    tested = (4, 8) if scale.quick and name in WORDS else _tested(name)
 
     def compute(folder: Path) -> dict[str, Any]:
         width = 16 if scale.quick else WIDTH
@@ -176,14 +175,7 @@ def section(results: Results) -> Section:
     )
     outcomes = {name: _outcome(results, name) for name in TITLES}
     verdict = "; ".join(f"{TITLES[name]}: {outcome}" for name, outcome in outcomes.items() if outcome)
-    controls = "; ".join(
-        f"{TITLES[name]} at {far}: "
-        + ", ".join(
-            f"{kind} {_share(get(results, f'{name}-{kind}', 'accuracy', str(far)))}" for kind in MODELS[1:]
-        )
-        for name in TITLES
-        for far in (_tested(name)[-1],)
-    )
+    controls = "; ".join(f"{TITLES[name]} {_far(results, name)}" for name in TITLES)
     return Section(
         title="5. State tracking and recall",
         paper="one vector tracks a state that a Transformer of constant depth can't",
@@ -209,18 +201,26 @@ def _outcome(results: Results, name: str) -> str | None:
     if None in level.values() or None in far.values():
         return None
     learned = [kind for kind in MODELS if level[kind] == _last_level(name)]
-    kept = [kind for kind in learned if far[kind] > RIGHT]
     if not learned:
         return "learned by no model"
     if "ocean" not in learned:
         return f"learned by {', '.join(learned)} alone"
-    others = f", not {', '.join(lost)}" if (lost := [kind for kind in learned if kind not in kept]) else ""
-    never = (
-        f"; never learned by {', '.join(missed)}"
-        if (missed := [k for k in MODELS if k not in learned])
-        else ""
-    )
-    return f"{', '.join(kept) or 'none'} beyond the training's lengths{others}{never}"
+    kept = [kind for kind in learned if far[kind] > RIGHT]
+    lost = [kind for kind in learned if far[kind] <= RIGHT]
+    missed = [kind for kind in MODELS if kind not in learned]
+    told = f"{', '.join(kept) or 'none'} beyond the training's lengths"
+    if lost:
+        told += f", not {', '.join(lost)}"
+    if missed:
+        told += f"; never learned by {', '.join(missed)}"
+    return told
+
+
+def _far(results: Results, name: str) -> str:
+    """The other models' shares of right answers at the longest."""
+    far = str(_tested(name)[-1])
+    shares = (f"{kind} {_share(get(results, f'{name}-{kind}', 'accuracy', far))}" for kind in MODELS[1:])
+    return f"at {far}: {', '.join(shares)}"
 
 
 def _share(value: float | None) -> str:
