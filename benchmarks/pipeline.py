@@ -29,6 +29,7 @@ with needs("train"):
     import torch
     from bptt_report import alternate, provenance, publish
     from ocean_train import bptt, native
+    from ocean_train.folding import PARAMETERS, fold, stack
     from ocean_train.model import OceanConfig, OceanTransformer
     from ocean_train.tape import Matrices, Tape
 
@@ -73,17 +74,17 @@ def overlap(D: int, L: int, B: int, T: int, rounds: int) -> dict[str, Any]:
     model = OceanTransformer(OceanConfig(5, 5, width=D, layers=L, heads=4))
     generator = torch.Generator().manual_seed(0)
     x, d_oceans = (torch.randn(B, T, D, generator=generator) for _ in range(2))
-    parameters = [block.get_parameter(name).detach() for block in model.blocks for name in bptt.PARAMETERS]
+    parameters = [block.get_parameter(name).detach() for block in model.blocks for name in PARAMETERS]
 
     def chain(piece: int, threads: int, pool: ThreadPoolExecutor | None) -> Matrices:
         torch.set_num_threads(threads)
-        matrices = bptt.fold(bptt._stack(tuple(parameters)))
-        loops = native.loops(matrices)
+        matrices = fold(stack(tuple(parameters)))
+        loops = native.loops(matrices, None)
         assert loops is not None, "this benchmark needs the native loops"
         ocean, tapes = x.new_zeros(B, D), []
         for start in range(0, T, piece):
             steps = slice(start, start + piece)
-            oceans, tape = bptt._forward(matrices, loops, 4, steps, x, ocean, None, None, keep=True)
+            oceans, tape = bptt._forward(matrices, None, loops, 4, steps, x, ocean, None, None, keep=True)
             ocean = oceans[:, -1]
             tapes.append(tape)
         carry = torch.zeros(B, D)

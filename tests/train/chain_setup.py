@@ -33,11 +33,22 @@ def make(
     masked: bool = False,
     dtype: torch.dtype = torch.float64,
     seed: int = 0,
+    max_time_constant: float = 1.0,
+    learned: bool = False,
 ) -> Case:
     """Everything drawn from the seed; masked: a quarter of steps padded, a fifth begin an episode."""
     g = torch.Generator().manual_seed(seed)
     sizes = (7, 7) if head == "tokens" else (7 if kind == "tokens" else 3, 2)
-    config = OceanConfig(*sizes, width=D, layers=L, heads=H, kind=kind, head=head)
+    config = OceanConfig(
+        *sizes,
+        width=D,
+        layers=L,
+        heads=H,
+        kind=kind,
+        head=head,
+        max_time_constant=max_time_constant,
+        learn_time_constants=learned,
+    )
     model = OceanTransformer(config, seed).to(dtype)
     with torch.no_grad():
         for p in model.parameters():

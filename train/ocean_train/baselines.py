@@ -148,13 +148,14 @@ class Recurrent(nn.Module):
 Model = OceanTransformer | StandardTransformer | Recurrent
 
 
-def build(name: str, config: OceanConfig, window: int, seed: int = 0) -> Model:
+def build(name: str, config: OceanConfig, window: int, seed: int = 0, first_weights: str = "normal") -> Model:
     """`ocean`, `transformer`, `lstm` or `gru` for a configuration; ValueError for any other name.
 
     `window` is the longest window that the standard Transformer can be given; the others take any length.
+    `first_weights` are the Ocean Transformer's (see `initialise`).
     """
     if name == "ocean":
-        return OceanTransformer(config, seed)
+        return OceanTransformer(config, seed, first_weights)
     if name == "transformer":
         return StandardTransformer(config, window, seed)
     if name in ("lstm", "gru"):

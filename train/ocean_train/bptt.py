@@ -22,15 +22,13 @@ import torch
 from torch import Tensor
 
 from ocean_train import native
+from ocean_train.folding import PARAMETERS, fold, stack, unfold
+from ocean_train.leak import along_the_leak
 from ocean_train.model import LAYER_NORM_EPS, Block, OceanTransformer, plain_relay
-from ocean_train.tape import Gradients, Matrices, Tape
+from ocean_train.tape import Gradients, Leak, Matrices, Tape
 
 KEPT_BYTES = 2**31
 """Where the tape of a window would be larger, it is recomputed in chunks of steps that fit."""
-PARAMETERS = (
-    *("norm1.weight", "norm1.bias", "wq.weight", "wk.weight", "wv.weight", "wo.weight"),
-    *("norm2.weight", "norm2.bias", "w1.weight", "w1.bias", "w2.weight", "w2.bias"),
-)
 
 
 def relay(
@@ -42,13 +40,15 @@ def relay(
     *,
     truncate: int | None = None,
     keep: int | None = None,
+    reads: bool = True,
     use_native: bool = True,
 ) -> Tensor:
     """All oceans of a window, (B, T, D), with the exact gradient.
 
     `truncate` cuts the ocean's gradient every so many steps: it is exactly zero beyond. `keep` is the number
     of steps whose intermediates are held at once (None: as many as fit in KEPT_BYTES); a longer window is
-    recomputed from stored oceans, chunk by chunk, with the same gradient.
+    recomputed from stored oceans, chunk by chunk, with the same gradient. Without `reads` no gradient passes from
+    a token to the ocean that it read: between steps it follows the leak alone (none, where there is no leak).
 
     The backward pass is written out for `Block`. A model with blocks of its own goes through the plain loop,
     which has neither option: ValueError.
@@ -59,12 +59,14 @@ def relay(
         return plain_relay(model, x, ocean, reset, valid)
     _check(model, x, ocean, reset, valid)
     parameters = [block.get_parameter(name) for block in model.blocks for name in PARAMETERS]
-    wanted = torch.is_grad_enabled() and any(t.requires_grad for t in (x, ocean, *parameters))
+    decay = model.decay()
+    given = [x, ocean, *parameters] if decay is None else [x, ocean, decay, *parameters]
+    wanted = torch.is_grad_enabled() and any(t.requires_grad for t in given)
     if keep is None:
         step_bytes = 20 * model.config.layers * x[:, 0].numel() * x.element_size()
         keep = max(1, KEPT_BYTES // max(step_bytes, 1))
-    options = _Options(model.config.heads, truncate, keep, wanted, use_native)
-    oceans: Tensor = _Chain.apply(x, ocean, reset, valid, options, *parameters)  # type: ignore[no-untyped-call]
+    options = _Options(model.config.heads, truncate, keep, wanted, reads, use_native)
+    oceans: Tensor = _Chain.apply(x, ocean, decay, reset, valid, options, *parameters)  # type: ignore[no-untyped-call]
     return oceans
 
 
@@ -78,6 +80,7 @@ class _Options(NamedTuple):
     truncate: int | None
     keep: int  # steps held at once
     wanted: bool  # whether a backward pass may come
+    reads: bool  # whether the read path carries gradient from step to step
     use_native: bool
 
 
@@ -87,28 +90,30 @@ class _Chain(torch.autograd.Function):
         ctx: Any,
         x: Tensor,
         ocean: Tensor,
+        decay: Tensor | None,
         reset: Tensor | None,
         valid: Tensor | None,
         options: _Options,
         *parameters: Tensor,
     ) -> Tensor:
-        stacked = _stack(parameters)
+        stacked = stack(parameters)
         matrices = fold(stacked)
-        loops = native.loops(matrices) if options.use_native else None
+        leak = None if decay is None else Leak(decay, 1 - decay, options.wanted and ctx.needs_input_grad[2])
+        loops = native.loops(matrices, leak) if options.use_native else None
         pieces = _pieces(x.shape[1], options.keep)
         found: list[Tensor] = []
         for piece in pieces:
             before = found[-1][:, -1] if found else ocean
             keep = options.wanted and piece is pieces[-1]  # the backward pass begins with this one
             part, tape = _forward(
-                matrices, loops, options.heads, piece, x, before, reset, valid, keep=keep
-            )  # fmt: skip
+                matrices, leak, loops, options.heads, piece, x, before, reset, valid, keep=keep
+            )
             found.append(part)
             if not keep:
                 _return_memory(tape)
         oceans = found[0] if len(found) == 1 else torch.cat(found, 1)
         ctx.save_for_backward(x, ocean, reset, valid, oceans)
-        ctx.options, ctx.loops, ctx.stacked, ctx.matrices = options, loops, stacked, matrices
+        ctx.options, ctx.loops, ctx.stacked, ctx.matrices, ctx.leak = options, loops, stacked, matrices, leak
         ctx.tape = tape if options.wanted else None
         return oceans
 
@@ -121,30 +126,38 @@ class _Chain(torch.autograd.Function):
         x, ocean, reset, valid, oceans = ctx.saved_tensors
         tape, ctx.tape = ctx.tape, None
         stop = _stops(x, reset, options.truncate)
+        leak: Leak | None = ctx.leak
         sums: Matrices | None = None
+        d_decay = torch.zeros_like(leak.decay) if leak is not None and leak.learned else None
         dx: list[Tensor] = []
         carry = torch.zeros_like(ocean)
         for piece in reversed(_pieces(x.shape[1], options.keep)):
             if tape is None:
                 before = oceans[:, piece.start - 1] if piece.start else ocean
                 _, tape = _forward(
-                    ctx.matrices, ctx.loops, options.heads, piece, x, before, reset, valid, keep=True
+                    ctx.matrices, leak, ctx.loops, options.heads, piece, x, before, reset, valid, keep=True
                 )
             d_part = d_oceans[:, piece].clone(memory_format=torch.contiguous_format)
             d_part[:, -1] += carry
-            masks = [None if m is None else m[:, piece].t().contiguous() for m in (stop, valid)]
-            if options.truncate == 1:
-                run = partial(backward_at_once, ctx.matrices)
+            stops, lives = (None if m is None else m[:, piece] for m in (stop, valid))
+            if not options.reads:
+                d_part, carry = along_the_leak(leak, d_part, stops, lives)
+            masks = [None if m is None else m.t().contiguous() for m in (stops, lives)]
+            if options.truncate == 1 or not options.reads:
+                run = partial(backward_at_once, ctx.matrices, leak)
             else:
-                run = ctx.loops.backward if ctx.loops else partial(torch_backward, ctx.matrices)
+                run = ctx.loops.backward if ctx.loops else partial(torch_backward, ctx.matrices, leak)
             gradients = run(tape, d_part, *masks)
-            carry = gradients.d_ocean0
+            if options.reads:
+                carry = gradients.d_ocean0
+            if d_decay is not None and gradients.d_decay is not None:
+                d_decay += gradients.d_decay
             dx.append(_token_gradient(ctx.matrices, tape, gradients).transpose(0, 1))
             sums = _add(sums, weight_gradients(tape, gradients))
             _return_memory(tape)
             tape = None
         assert sums is not None
-        back = [dx[0] if len(dx) == 1 else torch.cat(dx[::-1], 1), carry, None, None, None]
+        back = [dx[0] if len(dx) == 1 else torch.cat(dx[::-1], 1), carry, d_decay, None, None, None]
         return (*back, *unfold(ctx.stacked, sums))
 
 
@@ -156,6 +169,7 @@ def _pieces(T: int, keep: int) -> list[slice]:
 
 def _forward(
     matrices: Matrices,
+    leak: Leak | None,
     loops: native.Loops | None,
     heads: int,
     piece: slice,
@@ -166,13 +180,13 @@ def _forward(
     keep: bool,
 ) -> tuple[Tensor, Tape]:
     """A piece's oceans (B, steps, D) from the ocean before it: token-only work at once, then the serial loop."""
-    tape = _hoist(matrices, heads, x[:, piece], keep)
+    tape = _hoist(matrices, heads, x[:, piece], keep, learned=leak is not None and leak.learned)
     masks = [None if m is None else m[:, piece].t().contiguous() for m in (reset, valid)]  # (T, B)
-    run = loops.forward if loops else partial(torch_forward, matrices)
+    run = loops.forward if loops else partial(torch_forward, matrices, leak)
     return run(tape, ocean.contiguous(), *masks), tape
 
 
-def _hoist(matrices: Matrices, heads: int, x: Tensor, keep: bool) -> Tape:
+def _hoist(matrices: Matrices, heads: int, x: Tensor, keep: bool, learned: bool) -> Tape:
     B, T, D = x.shape
     L, F = matrices.b1.shape
     slots, steps = (L, T) if keep else (1, 1)
@@ -183,6 +197,7 @@ def _hoist(matrices: Matrices, heads: int, x: Tensor, keep: bool) -> Tape:
         "y": (slots, steps, B, D), "hat2": (slots, steps, B, D), "inv2": (slots, steps, B),
         "g": (slots, steps, B, F), "slope": (slots, steps, B, F), "ohat": (steps, B, D), "oinv": (steps, B),
         "dmid": (slots if keep else 0, steps, B, D), "dout": (slots if keep else 0, steps, B, D),
+        "change": (steps if keep and learned else 0, B, D),
     }  # fmt: skip
     sizes = [-(-math.prod(shape) // 16) * 16 for shape in shapes.values()]
     memory = _take_memory(sum(sizes), x)
@@ -219,7 +234,12 @@ def _return_memory(tape: Tape) -> None:
 
 
 def torch_forward(
-    matrices: Matrices, tape: Tape, ocean: Tensor, reset: Tensor | None, valid: Tensor | None
+    matrices: Matrices,
+    leak: Leak | None,
+    tape: Tape,
+    ocean: Tensor,
+    reset: Tensor | None,
+    valid: Tensor | None,
 ) -> Tensor:
     """The serial loop forward: ocean (B, D), reset and valid (T, B) -> oceans (B, T, D); fills the tape."""
     T, B, D = tape.x0.shape
@@ -259,13 +279,21 @@ def torch_forward(
             tape.g[slot] = g
             tape.slope[slot] = cdf + h * torch.exp(-0.5 * h * h) * (1 / math.sqrt(2 * math.pi))
             x = x + torch.addmm(matrices.b2[layer], g, matrices.w2[layer].t())
-        ocean = x if valid is None else torch.where(valid[t, :, None], x, ocean)
+        if len(tape.change):
+            tape.change[t] = ocean - x
+        after = x if leak is None else leak.decay * ocean + leak.rest * x
+        ocean = after if valid is None else torch.where(valid[t, :, None], after, ocean)
         oceans[:, t] = ocean
     return oceans
 
 
 def torch_backward(
-    matrices: Matrices, tape: Tape, d_oceans: Tensor, stop: Tensor | None, valid: Tensor | None
+    matrices: Matrices,
+    leak: Leak | None,
+    tape: Tape,
+    d_oceans: Tensor,
+    stop: Tensor | None,
+    valid: Tensor | None,
 ) -> Gradients:
     """The serial loop backward: d_oceans (B, T, D), stop (a reset or a cut) and valid (T, B)."""
     T, B, D = tape.x0.shape
@@ -274,9 +302,14 @@ def torch_backward(
     dx0 = torch.empty_like(tape.x0)
     wkv = matrices.wqkv[:, D:].reshape(-1, D)  # (2DL, D)
     d_ocean = torch.zeros_like(d_oceans[:, 0])
+    d_decay = d_oceans.new_zeros(D) if len(tape.change) else None
     for t in reversed(range(T)):
         d_ocean = d_ocean + d_oceans[:, t]
         dx = d_ocean if valid is None else torch.where(valid[t, :, None], d_ocean, 0.0)
+        if d_decay is not None:
+            d_decay += (dx * tape.change[t]).sum(0)
+        if leak is not None:
+            dx = leak.rest * dx
         for layer in reversed(range(L)):
             slot = (layer, t)
             tape.dout[slot] = dx
@@ -297,13 +330,15 @@ def torch_backward(
                 dx = dx + _normalise_backward(d_hat, tape.hat1[slot], tape.inv1[slot])
         dx0[t] = dx
         back = _normalise_backward(tape.kvo[t].view(B, -1) @ wkv, tape.ohat[t], tape.oinv[t])
+        if leak is not None:
+            back = back + leak.decay * d_ocean
         # A frozen row passes its gradient on untouched.
         d_ocean = back if valid is None else torch.where(valid[t, :, None], back, d_ocean)
         if stop is not None:
             d_ocean = torch.where(stop[t, :, None], 0.0, d_ocean)
     dbqkv = tape.qkv.sum((1, 2))
     dbqkv[:, D:] += tape.kvo.sum((0, 1))
-    return Gradients(dx0, d_ocean, dbqkv, tape.slope.sum((1, 2)), tape.dout.sum((1, 2)))
+    return Gradients(dx0, d_ocean, dbqkv, tape.slope.sum((1, 2)), tape.dout.sum((1, 2)), d_decay)
 
 
 STEPS_FIRST = ("x0", "mean0", "inv0", "qkv0", "kvo", "ohat", "oinv")
@@ -311,17 +346,23 @@ LAYERS_FIRST = ("hat1", "inv1", "qkv", "a", "y", "hat2", "inv2", "g", "slope", "
 
 
 def backward_at_once(
-    matrices: Matrices, tape: Tape, d_oceans: Tensor, stop: Tensor | None, valid: Tensor | None
+    matrices: Matrices,
+    leak: Leak | None,
+    tape: Tape,
+    d_oceans: Tensor,
+    stop: Tensor | None,
+    valid: Tensor | None,
 ) -> Gradients:
     """`torch_backward` where `stop` lets nothing pass between steps: T·B rows of one step, and nothing serial."""
     T, B, D = tape.x0.shape
     one_step = replace(
         tape,
+        change=tape.change.view(min(len(tape.change), 1), T * B, D),
         **{name: getattr(tape, name).view(1, T * B, *getattr(tape, name).shape[2:]) for name in STEPS_FIRST},
         **{name: getattr(tape, name).flatten(1, 2)[:, None] for name in LAYERS_FIRST},
     )
     masks = [None if m is None else m.view(1, T * B) for m in (stop, valid)]
-    found = torch_backward(matrices, one_step, d_oceans.transpose(0, 1).reshape(T * B, 1, D), *masks)
+    found = torch_backward(matrices, leak, one_step, d_oceans.transpose(0, 1).reshape(T * B, 1, D), *masks)
     return found._replace(dx0=found.dx0.view(T, B, D), d_ocean0=found.d_ocean0[:B])
 
 
@@ -355,38 +396,6 @@ def _token_gradient(matrices: Matrices, tape: Tape, gradients: Gradients) -> Ten
     )
     dx: Tensor = gradients.dx0 + through
     return dx
-
-
-def _stack(parameters: tuple[Tensor, ...]) -> dict[str, Tensor]:
-    n = len(PARAMETERS)
-    return {name: torch.stack(parameters[i::n]) for i, name in enumerate(PARAMETERS)}
-
-
-def fold(w: dict[str, Tensor]) -> Matrices:
-    """LN(x) Wᵀ = x̂ (W diag(g))ᵀ + W b, for the stacked weights of all layers."""
-    w["wqkv"] = torch.cat([w["wq.weight"], w["wk.weight"], w["wv.weight"]], 1)
-    g1, b1, g2, b2 = (w[f"norm{i}.{p}"] for i in (1, 2) for p in ("weight", "bias"))
-    return Matrices(
-        w["wqkv"] * g1[:, None],
-        (w["wqkv"] @ b1[..., None])[..., 0],
-        w["wo.weight"],
-        w["w1.weight"] * g2[:, None],
-        w["w1.bias"] + (w["w1.weight"] @ b2[..., None])[..., 0],
-        w["w2.weight"],
-        w["w2.bias"],
-    )
-
-
-def unfold(w: dict[str, Tensor], d: Matrices) -> list[Tensor]:
-    """The folded weights' gradients -> the parameters', in PARAMETERS' order for each layer."""
-    stacked: dict[str, Tensor] = {"wo.weight": d.wo, "w1.bias": d.b1, "w2.weight": d.w2, "w2.bias": d.b2}
-    for norm, name, dw, db in (("norm1", "wqkv", d.wqkv, d.bqkv), ("norm2", "w1.weight", d.w1, d.b1)):
-        stacked[f"{norm}.weight"] = (dw * w[name]).sum(1)
-        stacked[f"{norm}.bias"] = (db[:, None] @ w[name])[:, 0]
-        stacked[name] = dw * w[f"{norm}.weight"][:, None] + db[..., None] * w[f"{norm}.bias"][:, None]
-    for name, part in zip(("wq.weight", "wk.weight", "wv.weight"), stacked["wqkv"].chunk(3, 1), strict=True):
-        stacked[name] = part
-    return [stacked[name][layer] for layer in range(len(d.wo)) for name in PARAMETERS]
 
 
 def _normalise(x: Tensor) -> tuple[Tensor, Tensor]:

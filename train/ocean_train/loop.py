@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -68,6 +68,11 @@ class Settings:
     seed: int = 0
     truncate: int | None = None
     """Cut the gradient through time every so many steps (regime full, serial); None: it flows through all T."""
+    max_time_constant: float = 1.0
+    """The longest time constant of leaky integration, in steps; 1: the paper's relay, without a leak."""
+    learn_time_constants: bool = False
+    first_weights: Literal["normal", "identity"] = "normal"
+    """See `ocean_train.model.initialise`."""
     sweeps: int | None = None
     """Compute the oceans in so many parallel sweeps (regime detach); None: exactly, step by step."""
 
@@ -82,6 +87,10 @@ class Settings:
             raise ValueError(f"unknown model {self.model!r}; choose {', '.join(baselines.MODELS)}")
         if self.model != "ocean" and (self.regime, self.truncate) != ("full", None):
             raise ValueError(f"--regime and --truncate are for --model ocean; {self.model} has neither")
+        if self.model != "ocean" and (self.max_time_constant, self.first_weights) != (1.0, "normal"):
+            raise ValueError(
+                f"--time-constants and --first-weights are for --model ocean; {self.model} has neither"
+            )
         if self.seed < 0:
             raise ValueError(f"--seed must not be negative; got {self.seed}")
 
@@ -216,13 +225,16 @@ def _train(
 
 def build(settings: Settings, reads: Tokenizer | Observations) -> Model:
     """The model that the settings ask for, for what it reads, with its first weights."""
-    sizes = settings.width, settings.layers, settings.heads
+    chosen: dict[str, Any] = {
+        name: getattr(settings, name)
+        for name in ("width", "layers", "heads", "max_time_constant", "learn_time_constants")
+    }
     if isinstance(reads, Tokenizer):
-        config = OceanConfig(reads.size, reads.size, *sizes)
+        config = OceanConfig(reads.size, reads.size, **chosen)
     else:
         inputs, outputs = len(reads.inputs), len(reads.outputs)
-        config = OceanConfig(inputs, outputs, *sizes, kind="features", head=reads.head)
-    return baselines.build(settings.model, config, settings.window, settings.seed)
+        config = OceanConfig(inputs, outputs, **chosen, kind="features", head=reads.head)
+    return baselines.build(settings.model, config, settings.window, settings.seed, settings.first_weights)
 
 
 def feed(settings: Settings, training: Tensor | Sensors) -> Callable[[int], Batch]:
@@ -320,6 +332,9 @@ def resume(
         return None
     found = checkpoints.load(out)
     steps = found.settings.get("steps")
+    defaults = {
+        field.name: field.default for field in fields(Settings)
+    }  # what an older version did not write
     for name, asked in asdict(settings).items():
         if name == "steps" and asked != steps:
             raise CheckpointError(
@@ -327,9 +342,9 @@ def resume(
                 f"can't become one of {asked}: repeat --steps {steps} to go on with it, or give another --out to "
                 "train anew"
             )
-        if found.settings.get(name) != asked:
+        if (before := found.settings.get(name, defaults[name])) != asked:
             raise CheckpointError(
-                f"{out} holds a run with --{name} {found.settings.get(name)} where this one has {asked}; "
+                f"{out} holds a run with --{name} {before} where this one has {asked}; "
                 "repeat its settings to go on with it, or give another --out"
             )
     if found.data.get("sha256") != data.sha256:

@@ -17,6 +17,15 @@ the ocean's keys and values come from the token's own LayerNorm and matrices.
 Axes, in every shape comment: B batch (independent streams), T steps, D width, L layers, H heads,
 K = D/H head width, V vocabulary, F feed-forward width (4D), M observation features.
 
+That is the relay of the paper: each step replaces the state whole. **Leaky integration** is a variant of this
+project, as in leaky recurrent networks and echo state networks (Jaeger et al., 2007). Each channel keeps a
+constant share λ of what it was:
+
+    oₜ = λ ⊙ oₜ₋₁ + (1 − λ) ⊙ (x after the last layer)      λ = 1 − 1/τ
+
+with time constants τ of 1 to `max_time_constant` steps, log-spaced over the D channels. With
+`max_time_constant` = 1 it is the relay, bit for bit. It has no gate and, with λ fixed, no parameter.
+
 `OceanTransformer.step` is the definition. `forward` embeds all T inputs, relays the ocean from step to
 step, and reads all oceans out; `relay` below is that loop written plainly, and every faster way to
 compute it (ocean_train.regimes) has the same signature and is tested against it.
@@ -26,7 +35,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any, Literal
 
 import torch
@@ -35,8 +45,13 @@ from torch import Tensor, nn
 
 LAYER_NORM_EPS = 1e-5
 EMBEDDING_STD = 0.1
+LARGEST_TIME_CONSTANT = 1e6
+"""In steps. float32 still holds 1 − λ = 1e-6 to 6%; with a larger one a channel would hardly move at all."""
+SMALLEST_LEARNED_DECAY = 1 / 32
+"""Where λ is learned it starts at least here: the sigmoid of no finite logit is 0."""
 KINDS = ("tokens", "features")
 HEADS = ("tokens", "regression", "classes")
+FIRST_WEIGHTS = ("normal", "identity")
 
 
 @dataclass(frozen=True)
@@ -60,6 +75,10 @@ class OceanConfig:
     """What one input is: a token id, or a vector of M numbers."""
     head: Literal["tokens", "regression", "classes"] = "tokens"
     """What one output is: next-token logits, real quantities, or class logits."""
+    max_time_constant: float = 1.0
+    """The longest time constant of leaky integration, in steps; 1 is the paper's relay, without a leak."""
+    learn_time_constants: bool = False
+    """Whether the decay λ is a parameter: D logits, trained with the weights."""
 
     def __post_init__(self) -> None:
         for name in ("inputs", "outputs", "width", "layers", "heads"):
@@ -70,6 +89,19 @@ class OceanConfig:
             raise ValueError(
                 f"{self.heads} heads do not divide the width {self.width}; choose a number of heads that does"
             )
+        if not isinstance(self.max_time_constant, (int, float)) or isinstance(self.max_time_constant, bool):
+            raise ValueError(f"max_time_constant must be a number of steps, not {self.max_time_constant!r}")
+        if not 1 <= self.max_time_constant <= LARGEST_TIME_CONSTANT:
+            raise ValueError(
+                f"max_time_constant must be from 1 step (no leak) to {LARGEST_TIME_CONSTANT:,.0f} steps, "
+                f"not {self.max_time_constant:g}"
+            )
+        if not isinstance(self.learn_time_constants, bool):
+            raise ValueError(f"learn_time_constants must be true or false, not {self.learn_time_constants!r}")
+        if self.learn_time_constants and self.max_time_constant == 1:
+            raise ValueError(
+                "time constants can be learned only where there is a leak; give max_time_constant more than 1 step"
+            )
         if self.kind not in KINDS:
             raise ValueError(f"unknown kind {self.kind!r}; choose {' or '.join(KINDS)}")
         if self.head not in HEADS:
@@ -79,9 +111,35 @@ class OceanConfig:
                 "head tokens predicts the next input, so kind must be tokens and outputs = inputs"
             )
 
+    @property
+    def leaky(self) -> bool:
+        """Whether the state is integrated with a leak, and not replaced whole."""
+        return self.max_time_constant > 1
+
     def to_dict(self) -> dict[str, Any]:
-        """The configuration as JSON values; `OceanConfig(**d)` reads it back."""
-        return asdict(self)
+        """The configuration as JSON values; `OceanConfig(**d)` reads it back.
+
+        What a relay does not have is left out, so that the digests of older models stay what they were.
+        """
+        leak = ("max_time_constant", "learn_time_constants")
+        return {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if field.name not in leak or getattr(self, field.name) != field.default
+        }
+
+
+def time_constants(config: OceanConfig) -> list[float]:
+    """τ of each channel in steps, (D,): log-spaced from 1 to `max_time_constant`; where λ is learned, its start."""
+    D = config.width
+    return [config.max_time_constant ** (i / (D - 1) if D > 1 else 1.0) for i in range(D)]
+
+
+@lru_cache(maxsize=64)
+def _fixed_decay(config: OceanConfig, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """λ = 1 − 1/τ, (D,): a float32 number in any dtype, so that float64 checks the very model that is exported."""
+    decay = torch.tensor([1 - 1 / tau for tau in time_constants(config)], dtype=torch.float32)
+    return decay.to(device, dtype)
 
 
 class Block(nn.Module):
@@ -129,8 +187,8 @@ class Block(nn.Module):
 class OceanTransformer(nn.Module):
     """The model: an input map, L blocks, and a head. See the module's docstring for the equations."""
 
-    def __init__(self, config: OceanConfig, seed: int | None = 0) -> None:
-        """Weights are drawn from `seed`; None leaves them to be loaded."""
+    def __init__(self, config: OceanConfig, seed: int | None = 0, first_weights: str = "normal") -> None:
+        """Weights are drawn from `seed` as `initialise` describes; None leaves them to be loaded."""
         super().__init__()
         self.config = config
         D = config.width
@@ -141,18 +199,34 @@ class OceanTransformer(nn.Module):
         self.blocks = nn.ModuleList(Block(D, config.heads) for _ in range(config.layers))
         self.norm = nn.LayerNorm(D, eps=LAYER_NORM_EPS)
         self.head = nn.Linear(D, config.outputs, bias=False)
+        self.decay_logit = nn.Parameter(torch.zeros(D)) if config.learn_time_constants else None
         if seed is not None:
-            initialise(self, seed)
+            initialise(self, seed, first_weights)
 
     def initial_ocean(self, batch: int) -> Tensor:
         """o₀ = 0, (B, D), on the weights' device and in their dtype."""
         return self.head.weight.new_zeros(batch, self.config.width)
 
-    def advance(self, x: Tensor, ocean: Tensor) -> Tensor:
-        """The embedded input and the previous ocean through all blocks: (..., D), (..., D) -> oₜ."""
+    def decay(self) -> Tensor | None:
+        """λ, (D,): the share of its previous value that each channel keeps; None for the relay, which keeps none."""
+        if self.decay_logit is not None:
+            return torch.sigmoid(self.decay_logit)
+        if not self.config.leaky:
+            return None
+        weight = self.head.weight
+        return _fixed_decay(self.config, weight.dtype, weight.device)
+
+    def through_blocks(self, x: Tensor, ocean: Tensor) -> Tensor:
+        """The embedded input and the previous ocean through all blocks: (..., D), (..., D) -> (..., D)."""
         for block in self.blocks:
             x = block(x, ocean)
         return x
+
+    def advance(self, x: Tensor, ocean: Tensor) -> Tensor:
+        """The embedded input and the previous ocean -> the next ocean: (..., D), (..., D) -> oₜ (..., D)."""
+        x = self.through_blocks(x, ocean)
+        decay = self.decay()
+        return x if decay is None else decay * ocean + (1 - decay) * x
 
     def readout(self, ocean: Tensor) -> Tensor:
         """head(LNf(oₜ)): (..., D) -> (..., outputs)."""
@@ -204,13 +278,22 @@ def plain_relay(
     return torch.stack(oceans, dim=1)
 
 
-def initialise(model: nn.Module, seed: int) -> None:
-    """Draw all weights from `seed`: matrices N(0, 1/fan_in), embeddings N(0, 0.1²), biases 0, LayerNorm 1 and 0.
+def initialise(model: nn.Module, seed: int, first_weights: str = "normal") -> None:
+    """Draw all weights from `seed`.
 
-    Matrices of this size let keys and queries differ, so that a varies from the start; at 0.02 it stays at ½
-    and the read path never wakes up. The token's embedding is small, because at N(0, 1) it drowns in the
-    residual stream what was read from the ocean. docs/log.md has the comparison.
+    `normal`: matrices N(0, 1/fan_in), embeddings N(0, 0.1²), biases 0, LayerNorm 1 and 0. Matrices of this size
+    let keys and queries differ, so that a varies from the start; at 0.02 it stays at ½ and the read path never
+    wakes up. The token's embedding is small, because at N(0, 1) it drowns in the residual stream what was read
+    from the ocean. docs/log.md has the comparison.
+
+    `identity`, for blocks of the Ocean: as `normal`, then Wv is orthogonal and Wo its transpose, so that what is
+    read passes through unchanged; W2 is 0.3 of its size; and the bias of a linear input map is N(0, 1), without
+    which LN1 would erase an observation's magnitude.
+
+    Raises ValueError for another name.
     """
+    if first_weights not in FIRST_WEIGHTS:
+        raise ValueError(f"unknown first weights {first_weights!r}; choose {' or '.join(FIRST_WEIGHTS)}")
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for module in model.modules():
@@ -221,6 +304,29 @@ def initialise(model: nn.Module, seed: int) -> None:
                     module.bias.zero_()
             elif isinstance(module, nn.Embedding):
                 module.weight.copy_(torch.randn(module.weight.shape, generator=generator) * EMBEDDING_STD)
+        if isinstance(model, OceanTransformer):
+            if model.decay_logit is not None:
+                taus = torch.tensor(time_constants(model.config), dtype=torch.float64)
+                model.decay_logit.copy_(torch.logit((1 - 1 / taus).clamp(min=SMALLEST_LEARNED_DECAY)))
+            if first_weights == "identity":
+                _pass_through(model, generator)
+
+
+def _pass_through(model: OceanTransformer, generator: torch.Generator) -> None:
+    """The first weights `identity`, over those drawn as `normal`."""
+    for block in model.blocks:
+        assert isinstance(block, Block)
+        square, triangle = torch.linalg.qr(
+            torch.randn(block.wv.weight.shape, generator=generator, dtype=torch.float64)
+        )
+        orthogonal = (
+            square * triangle.diagonal().sign()
+        )  # uniform over rotations and reflections (Mezzadri, 2007)
+        block.wv.weight.copy_(orthogonal)
+        block.wo.weight.copy_(orthogonal.T)
+        block.w2.weight.mul_(0.3)
+    if isinstance(model.embed, nn.Linear):
+        model.embed.bias.copy_(torch.randn(model.embed.bias.shape, generator=generator))
 
 
 def position_loss(config: OceanConfig, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ocean_train.tape import Gradients, Matrices, Tape
+from ocean_train.tape import Gradients, Leak, Matrices, Tape
 
 SOURCE = Path(__file__).with_name("relay.cpp")
 # No -ffast-math: a NaN must come out as a NaN, and the same input must give the same bits.
@@ -35,6 +35,7 @@ POINTERS = (
     *("wq", "wkv", "wo", "w1", "w2", "w2t", "w1t", "wot", "wqkvt", "bqkv", "b1", "b2"),
     *("x0", "qkv0", "ocean0", "reset", "valid", "hat1", "inv1", "qkv", "kvo", "a", "y", "hat2", "inv2"),
     *("g", "slope", "ohat", "oinv", "oceans", "d_oceans", "dqkv0", "dmid", "dout", "dx0", "d_ocean0", "sums"),
+    *("decay", "rest", "change"),
 )
 
 
@@ -45,8 +46,9 @@ class _Args(ctypes.Structure):
 class Loops:
     """The two loops for one set of matrices, which are packed when they are first needed."""
 
-    def __init__(self, library: ctypes.CDLL, matrices: Matrices) -> None:
+    def __init__(self, library: ctypes.CDLL, matrices: Matrices, leak: Leak | None) -> None:
         self._matrices = matrices
+        self._leak = leak
         suffix = SUFFIXES[matrices.wqkv.dtype]
         self._forward = library[f"ocean_forward_{suffix}"]
         self._backward = library[f"ocean_backward_{suffix}"]
@@ -84,14 +86,15 @@ class Loops:
         L = len(self._matrices.wo)
         dx0 = torch.empty_like(tape.x0)
         d_ocean0 = d_oceans.new_empty(B, D)
-        sums = d_oceans.new_zeros(self._blocks(B), L, 8 * D)
+        sums = d_oceans.new_zeros(self._blocks(B), L * 8 * D + D)
         own = {
             **{"reset": stop, "valid": valid, "d_oceans": d_oceans, "dqkv0": tape.qkv0, "dmid": tape.dmid},
             **{"dout": tape.dout, "dx0": dx0, "d_ocean0": d_ocean0, "sums": sums},
         }
         self._call(self._backward, tape, {**self._backward_panels, **own})
-        dbqkv, db1, db2 = torch.split(sums.sum(0), [3 * D, 4 * D, D], 1)
-        return Gradients(dx0, d_ocean0, dbqkv, db1, db2)
+        of_layers, d_decay = torch.split(sums.sum(0), [L * 8 * D, D])
+        dbqkv, db1, db2 = torch.split(of_layers.view(L, 8 * D), [3 * D, 4 * D, D], 1)
+        return Gradients(dx0, d_ocean0, dbqkv, db1, db2, d_decay if len(tape.change) else None)
 
     def pack(self, matrices: Tensor, transposed: bool) -> Tensor:
         """(L, out, in) -> panels of a few columns, for x Wᵀ where `transposed`, else for x W."""
@@ -124,6 +127,10 @@ class Loops:
             tensors[name] = getattr(tape, name)
         for name in ("hat1", "inv1", "qkv"):
             tensors[name] = getattr(tape, name)[1:]
+        if self._leak is not None:
+            tensors |= {"decay": self._leak.decay, "rest": self._leak.rest}
+        if len(tape.change):
+            tensors["change"] = tape.change
         for name, tensor in tensors.items():
             if tensor is not None:
                 assert tensor.is_contiguous(), name
@@ -131,12 +138,12 @@ class Loops:
         function(ctypes.byref(args))
 
 
-def loops(matrices: Matrices) -> Loops | None:
-    """The native loops for these matrices; None where there are none (a GPU, another dtype, no compiler)."""
+def loops(matrices: Matrices, leak: Leak | None) -> Loops | None:
+    """The native loops for these matrices and this leak; None on a GPU, in another dtype, or without a compiler."""
     if matrices.wqkv.device.type != "cpu" or matrices.wqkv.dtype not in SUFFIXES:
         return None
     library = _library()
-    return None if library is None else Loops(library, matrices)
+    return None if library is None else Loops(library, matrices, leak)
 
 
 def available() -> bool:

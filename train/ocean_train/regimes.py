@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ocean_train import bptt, serial
+from ocean_train.leak import leaky_scan
 from ocean_train.model import OceanConfig, OceanTransformer, Relay, position_loss
 
 REGIMES = ("serial", "full", "detach")
@@ -47,23 +48,25 @@ def detach_relay(
     *,
     sweeps: int | None = None,
 ) -> Tensor:
-    """The oceans of `full`, taken as constants: the backward pass is one over all T steps at once.
+    """The oceans of `full`, read as constants: the backward pass is one over all T steps at once.
+
+    With leaky integration the gradient still follows the leak from step to step, exactly: that path is a linear
+    scan, which is parallel over time. Nothing passes through what the tokens read.
 
     With `sweeps` = K nothing is serial: K times, all T steps are computed at once from the oceans of the
     sweep before (the first sweep's are zero), and only the last sweep has a gradient. A sweep makes one more
     step exact, so that K = T is exact and fewer are an approximation.
     """
     if sweeps is None and bptt.written_out(model):
-        return bptt.relay(model, x, ocean.detach(), reset, valid, truncate=1)
+        return bptt.relay(model, x, ocean.detach(), reset, valid, reads=False)
     with torch.no_grad():
         if sweeps is None:
             oceans = bptt.relay(model, x, ocean, reset, valid)
         else:
             oceans = torch.zeros_like(x)
             for _ in range(sweeps - 1):
-                oceans = _sweep(model, x, _before(oceans, ocean, reset), valid)
-        before = _before(oceans, ocean, reset)
-    return _sweep(model, x, before, valid)
+                oceans = _sweep(model, x, oceans, ocean, reset, valid)
+    return _sweep(model, x, oceans, ocean.detach(), reset, valid)
 
 
 def _before(oceans: Tensor, ocean: Tensor, reset: Tensor | None) -> Tensor:
@@ -72,9 +75,28 @@ def _before(oceans: Tensor, ocean: Tensor, reset: Tensor | None) -> Tensor:
     return before if reset is None else torch.where(reset[..., None], 0.0, before)
 
 
-def _sweep(model: OceanTransformer, x: Tensor, before: Tensor, valid: Tensor | None) -> Tensor:
-    after = model.advance(x, before)
-    return after if valid is None else torch.where(valid[..., None], after, before)
+def _sweep(
+    model: OceanTransformer,
+    x: Tensor,
+    oceans: Tensor,
+    ocean: Tensor,
+    reset: Tensor | None,
+    valid: Tensor | None,
+) -> Tensor:
+    """All T steps at once, each of which reads `oceans` (B, T, D) as they are; the leak is followed exactly."""
+    before = _before(oceans, ocean, reset)
+    out = model.through_blocks(x, before)
+    decay = model.decay()
+    if decay is None:
+        return out if valid is None else torch.where(valid[..., None], out, before)
+    share, added = decay.expand_as(out), (1 - decay) * out
+    if valid is not None:
+        share = torch.where(valid[..., None], share, 1.0)
+        added = torch.where(valid[..., None], added, 0.0)
+    if reset is not None:
+        share = torch.where(reset[..., None], 0.0, share)
+    first = share[:, :1] * ocean[:, None] + added[:, :1]
+    return leaky_scan(share, torch.cat([first, added[:, 1:]], 1))
 
 
 def backward(

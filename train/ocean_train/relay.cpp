@@ -62,7 +62,10 @@ template <class S> struct Args {
     const S* d_oceans;                         // (B, T, D)
     S *dqkv0, *dmid, *dout;                    // (T, B, 3D) = qkv0, (L, T, B, D) twice
     S *dx0, *d_ocean0;                         // (T, B, D), (B, D)
-    S* sums;                                   // (blocks, L, 8D): column sums of dqkv (+ dkvo), dh, dout
+    S* sums;                                   // (blocks, L 8D + D): column sums of dqkv (+ dkvo), dh, dout; dλ
+    // leaky integration, or null: o <- decay o + rest x, decay = λ and rest = 1 - λ, (D)
+    const S *decay, *rest;
+    S* change;                                 // (T, B, D), o - x before the step's end; null where λ is not learned
 };
 
 // ---------------------------------------------------------------- matrix products on packed panels
@@ -322,7 +325,17 @@ template <class S> void forward_rows(const Args<S>& p, i64 b0, i64 M) {
             multiply<S, true>(M, F, D, g, F, p.w2 + l * panels<S>(D) * pf, pf, x.data(), D, p.b2 + l * D);
         }
         for (i64 r = 0; r < M; ++r) {
-            if (!p.valid || p.valid[t * B + b0 + r]) std::memcpy(&o[r * D], &x[r * D], D * sizeof(S));
+            S *now = &o[r * D], *out = &x[r * D];
+            if (p.change) {
+                S* change = p.change + (t * B + b0 + r) * D;
+                for (i64 i = 0; i < D; ++i) change[i] = now[i] - out[i];
+            }
+            if (!p.valid || p.valid[t * B + b0 + r]) {
+                if (p.decay)
+                    for (i64 i = 0; i < D; ++i) now[i] = p.decay[i] * now[i] + p.rest[i] * out[i];
+                else
+                    std::memcpy(now, out, D * sizeof(S));
+            }
             std::memcpy(p.oceans + ((b0 + r) * T + t) * D, &o[r * D], D * sizeof(S));
         }
     }
@@ -337,10 +350,17 @@ template <class S> void backward_rows(const Args<S>& p, i64 b0, i64 M, S* sums) 
         for (i64 r = 0; r < M; ++r) {
             const S* from = p.d_oceans + ((b0 + r) * T + t) * D;
             const bool live = !p.valid || p.valid[at + r];
-            for (i64 i = r * D; i < (r + 1) * D; ++i) {
-                d_ocean[i] += from[i - r * D];
-                dx[i] = live ? d_ocean[i] : S(0);
+            S *d_now = &d_ocean[r * D], *d_out = &dx[r * D];
+            for (i64 i = 0; i < D; ++i) {
+                d_now[i] += from[i];
+                d_out[i] = live ? d_now[i] : S(0);
             }
+            if (p.change) {
+                const S* change = p.change + (at + r) * D;
+                for (i64 i = 0; i < D; ++i) sums[L * 8 * D + i] += d_out[i] * change[i];
+            }
+            if (p.decay)
+                for (i64 i = 0; i < D; ++i) d_out[i] *= p.rest[i];
         }
         std::fill(dm.begin(), dm.end(), S(0));
         for (i64 l = L - 1; l >= 0; --l) {
@@ -372,12 +392,11 @@ template <class S> void backward_rows(const Args<S>& p, i64 b0, i64 M, S* sums) 
             multiply<S, true>(M, 2 * D, D, kvo, L * 2 * D, wqkvt + pd, 3 * pd, dm.data(), D, nullptr);
         }
         std::memcpy(p.dx0 + at * D, dx.data(), M * D * sizeof(S));
-        // A frozen row passes its gradient on untouched; a live one sends what the tokens read back.
-        if (p.valid) {
-            for (i64 r = 0; r < M; ++r)
-                if (p.valid[at + r]) std::fill_n(&d_ocean[r * D], D, S(0));
-        } else {
-            std::fill(d_ocean.begin(), d_ocean.end(), S(0));
+        // A frozen row passes its gradient on untouched; a live one its leaking share, and what the tokens read.
+        for (i64 r = 0; r < M; ++r) {
+            if (p.valid && !p.valid[at + r]) continue;
+            S* d_now = &d_ocean[r * D];
+            for (i64 i = 0; i < D; ++i) d_now[i] = p.decay ? p.decay[i] * d_now[i] : S(0);
         }
         normalise_backward(M, D, dm.data(), p.ohat + at * D, p.oinv + at, d_ocean.data());
         if (p.reset)
@@ -399,7 +418,7 @@ template <class S> void backward(const Args<S>& p) {
 #pragma omp parallel for num_threads(p.threads) schedule(static)
     for (i64 i = 0; i < p.blocks; ++i) {
         const i64 b0 = p.B * i / p.blocks;
-        backward_rows(p, b0, p.B * (i + 1) / p.blocks - b0, p.sums + i * p.L * 8 * p.D);
+        backward_rows(p, b0, p.B * (i + 1) / p.blocks - b0, p.sums + i * (p.L * 8 * p.D + p.D));
     }
 }
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ocean_train.model import LAYER_NORM_EPS, OceanConfig
+from ocean_train.model import LAYER_NORM_EPS, OceanConfig, time_constants
 
 Array = npt.NDArray[np.float64]
 Weights = dict[str, Array]
@@ -77,7 +77,8 @@ def run(
     for t in range(T):
         if reset is not None:
             o = np.where(reset[:, t, None], 0.0, o)
-        after, tape = step(config, weights, inputs[:, t], o)
+        out, tape = step(config, weights, inputs[:, t], o)
+        after, tape["leak"] = leak(config, weights, o, out)
         o = np.where(everywhere[:, t, None], after, o)
         losses, tape["readout"] = readout_loss(config, weights, o, targets[:, t])
         loss += float(losses[everywhere[:, t]].sum()) / count
@@ -88,7 +89,8 @@ def run(
     for t in reversed(range(T)):
         live = everywhere[:, t, None]
         do = do + readout_loss_backward(config, weights, tapes[t]["readout"], live / count, gradients)
-        through = step_backward(config, weights, tapes[t], np.where(live, do, 0.0), gradients)
+        kept, dx = leak_backward(tapes[t]["leak"], np.where(live, do, 0.0), gradients)
+        through = kept + step_backward(config, weights, tapes[t], dx, gradients)
         do = np.where(live, through, do)  # a frozen ocean passes its gradient on untouched
         if reset is not None:
             do = np.where(reset[:, t, None], 0.0, do)
@@ -98,7 +100,7 @@ def run(
 
 
 def step(config: OceanConfig, weights: Weights, inputs: npt.NDArray[Any], o: Array) -> tuple[Array, Tape]:
-    """One step: inputs (B,) or (B, M) and the previous ocean (B, D) -> the next ocean (B, D)."""
+    """Inputs (B,) or (B, M) and the previous ocean (B, D) through all layers -> the last layer's output (B, D)."""
     if config.kind == "tokens":
         x = weights["embed.weight"][inputs]
     else:
@@ -112,7 +114,10 @@ def step(config: OceanConfig, weights: Weights, inputs: npt.NDArray[Any], o: Arr
 
 
 def step_backward(config: OceanConfig, weights: Weights, tape: Tape, dx: Array, into: Weights) -> Array:
-    """The gradient of the step's ocean, dx (B, D) -> that of the previous ocean; adds the weights' `into`."""
+    """The gradient of the last layer's output, dx (B, D) -> what the read path sends to the previous ocean (B, D).
+
+    Adds the weights' gradients `into`.
+    """
     do = np.zeros_like(dx)
     for layer in reversed(range(config.layers)):
         w = _of(weights, f"blocks.{layer}.")
@@ -124,6 +129,23 @@ def step_backward(config: OceanConfig, weights: Weights, tape: Tape, dx: Array, 
         into["embed.weight"] += dx.T @ tape["inputs"]
         into["embed.bias"] += dx.sum(0)
     return do
+
+
+def leak(config: OceanConfig, weights: Weights, o: Array, out: Array) -> tuple[Array, Tape]:
+    """oₜ = λ ⊙ oₜ₋₁ + (1 − λ) ⊙ out: (B, D), (B, D) -> (B, D); λ = 0 for the relay."""
+    if "decay_logit" in weights:
+        decay = 0.5 * (1 + np.tanh(weights["decay_logit"] / 2))
+    else:  # a float32 number, as in the model
+        decay = np.float32(1 - 1 / np.array(time_constants(config))).astype(np.float64)
+    return decay * o + (1 - decay) * out, {"decay": decay, "change": o - out}
+
+
+def leak_backward(tape: Tape, do: Array, into: Weights) -> tuple[Array, Array]:
+    """doₜ (B, D) -> what passes to oₜ₋₁ along λ, and the gradient of the last layer's output."""
+    decay = tape["decay"]
+    if "decay_logit" in into:
+        into["decay_logit"] += (do * tape["change"]).sum(0) * decay * (1 - decay)
+    return decay * do, (1 - decay) * do
 
 
 def block(config: OceanConfig, w: Weights, x: Array, o: Array) -> tuple[Array, Tape]:

@@ -24,6 +24,14 @@ class Matrices(NamedTuple):
     b2: Tensor  # (L, D)
 
 
+class Leak(NamedTuple):
+    """Leaky integration: oₜ = decay ⊙ oₜ₋₁ + rest ⊙ (the last layer's output)."""
+
+    decay: Tensor  # (D,), λ
+    rest: Tensor  # (D,), 1 − λ
+    learned: bool  # whether the backward pass has to give λ's gradient
+
+
 @dataclass
 class Tape:
     """What a run of T steps leaves for its backward pass, which overwrites qkv, kvo and slope.
@@ -50,6 +58,7 @@ class Tape:
     oinv: Tensor  # (T, B)
     dmid: Tensor  # (L, T, B, D), written backward: the gradient after the attention
     dout: Tensor  # (L, T, B, D), written backward: the gradient after the layer
+    change: Tensor  # (T, B, D), oₜ₋₁ minus the last layer's output; no steps where λ is not learned
     memory: Tensor  # what all but x0, mean0 and inv0 are views of
 
 
@@ -61,3 +70,4 @@ class Gradients(NamedTuple):
     dbqkv: Tensor  # (L, 3D)
     db1: Tensor  # (L, F)
     db2: Tensor  # (L, D)
+    d_decay: Tensor | None  # (D,), where λ is learned
