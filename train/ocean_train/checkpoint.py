@@ -3,6 +3,7 @@
     checkpoint.json                        the pointer: everything but tensors, and which files hold those
     weights-<step>-<digest>.safetensors    the model's state_dict
     optimizer-<step>-<digest>.safetensors  the optimizer's, and the state carried between windows
+    best-<step>-<digest>.safetensors       the weights with the best validation result so far, where they are others
     heldout-<digest>.safetensors           validation data, for export to measure on: `tokens` (N,) int64, or
                                            `observations` (N, M), `targets` (N, K), `reset` (N,)
 
@@ -47,7 +48,7 @@ HELDOUT_STEPS = 16_384
 POINTER_LIMIT = 64 * 2**20
 _PARTS = ("weights", "optimizer", "heldout")
 # Exactly the names that `save` gives and the temporary files beside them: the user's own files are not touched.
-_TENSORS = r"((weights|optimizer)-[0-9]+|heldout)-[0-9a-f]{12}\.safetensors"
+_TENSORS = r"((weights|optimizer|best)-[0-9]+|heldout)-[0-9a-f]{12}\.safetensors"
 _OURS = re.compile(rf"{_TENSORS}|\.({_TENSORS}|checkpoint\.json)\.[a-z0-9_]{{8}}\.tmp")
 
 
@@ -106,8 +107,12 @@ class Checkpoint:
     """`name` of the text and the `sha256` of its prepared form."""
     history: tuple[Mapping[str, float | None], ...] = ()
     """One entry a measurement: `step`, `train_loss`, `window_loss`, `stream_loss` (nats a token)."""
+    best: Mapping[str, Tensor] | None = None
+    """The state_dict with the best validation result so far; None where that is `weights`."""
+    best_step: int | None = None
+    """After how many steps it was measured."""
     validation_loss: float | None = None
-    """The last loss over validation windows, nats a token."""
+    """The validation loss of the best weights; before a measurement None."""
     skipped: int = 0
     """Steps whose gradient was not finite, so that the weights stayed as they were."""
     model_kind: str = "ocean"
@@ -121,22 +126,28 @@ class Checkpoint:
     git_commit: str | None = field(default_factory=_git_commit)
     """Commit of the checkout this ran from, `-dirty` where it had changes; None outside one."""
     weights_sha256: str = ""
-    """Digest of the weights' file; filled in by `load`."""
+    """Digest of the file of the best weights; filled in by `load`."""
+
+    @property
+    def best_weights(self) -> Mapping[str, Tensor]:
+        """The state_dict with the best validation result: what is exported."""
+        return self.weights if self.best is None else self.best
 
     def model(self) -> OceanTransformer:
-        """The model with these weights; raises CheckpointError where they do not fit the configuration."""
+        """The model with the best weights; raises CheckpointError where they do not fit the configuration."""
         if self.model_kind != "ocean":
             raise CheckpointError(
                 f"this checkpoint holds a {self.model_kind!r} model, not an Ocean Transformer"
             )
-        if self.config.layers > len(self.weights):
+        weights = self.best_weights
+        if self.config.layers > len(weights):
             raise CheckpointError(
                 f"the weights do not hold {self.config.layers} layers; the checkpoint is damaged"
             )
         try:
             with torch.device("meta"):  # no memory is taken for sizes that the weights do not have
                 model = OceanTransformer(self.config, seed=None)
-            model.load_state_dict({name: w.clone() for name, w in self.weights.items()}, assign=True)
+            model.load_state_dict({name: w.clone() for name, w in weights.items()}, assign=True)
         except RuntimeError:
             raise CheckpointError(
                 f"the weights do not fit {self.config}; the checkpoint is damaged"
@@ -180,6 +191,8 @@ def save(folder: Path | str, checkpoint: Checkpoint) -> None:
         "optimizer": _write_tensors(folder, f"optimizer-{checkpoint.step}", checkpoint.optimizer),
         "heldout": _write_tensors(folder, "heldout", _heldout_tensors(checkpoint)),
     }
+    if checkpoint.best is not None:
+        files["best"] = _write_tensors(folder, f"best-{checkpoint.best_step}", checkpoint.best)
     values = {
         "format": FORMAT,
         "model": {"kind": checkpoint.model_kind, "config": checkpoint.config.to_dict()},
@@ -188,6 +201,7 @@ def save(folder: Path | str, checkpoint: Checkpoint) -> None:
         "step": checkpoint.step,
         "seed": checkpoint.seed,
         "skipped": checkpoint.skipped,
+        "best_step": checkpoint.best_step,
         "validation_loss": checkpoint.validation_loss,
         "data": dict(checkpoint.data),
         "tokenizer": checkpoint.tokenizer.to_dict() if checkpoint.tokenizer else None,
@@ -218,8 +232,9 @@ def load(folder: Path | str) -> Checkpoint:
             "upgrade with: pip install -U oceanstate"
         )
     try:
-        files = {part: _file_entry(values["files"][part], part) for part in _PARTS}
-        tensors = {part: _read_tensors(folder, *files[part]) for part in _PARTS}
+        parts = (*_PARTS, *(("best",) if "best" in values["files"] else ()))
+        files = {part: _file_entry(values["files"][part], part) for part in parts}
+        tensors = {part: _read_tensors(folder, *files[part]) for part in parts}
         config = OceanConfig(**values["model"]["config"])
         tokenizer, observations = None, None
         if config.kind == "tokens":
@@ -227,7 +242,7 @@ def load(folder: Path | str) -> Checkpoint:
         else:
             observations = Observations.from_dict(values["observations"])
         _check_fit(config, tokenizer, observations)
-        for name, weight in tensors["weights"].items():
+        for name, weight in (*tensors["weights"].items(), *tensors.get("best", {}).items()):
             if weight.dtype != torch.float32:
                 raise CheckpointError(
                     f"the weight {name} is {weight.dtype}, not float32; the checkpoint is damaged"
@@ -248,12 +263,14 @@ def load(folder: Path | str) -> Checkpoint:
             settings=dict(values["settings"]),
             data={str(key): str(value) for key, value in values["data"].items()},
             history=tuple(dict(entry) for entry in values["history"]),
+            best=tensors.get("best"),
+            best_step=None if values.get("best_step") is None else _whole(values["best_step"], "best_step"),
             validation_loss=None if values["validation_loss"] is None else float(values["validation_loss"]),
             skipped=_whole(values["skipped"], "skipped"),
             model_kind=str(values["model"]["kind"]),
             versions=dict(values["versions"]),
             git_commit=values["git_commit"],
-            weights_sha256=files["weights"][1],
+            weights_sha256=files["best" if "best" in files else "weights"][1],
         )
     except CheckpointError:
         raise

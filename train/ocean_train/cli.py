@@ -79,7 +79,28 @@ def parser() -> argparse.ArgumentParser:
     )
     model.add_argument("--width", type=int, default=64, help="D, the width of the ocean state")
     model.add_argument("--layers", type=int, default=2, help="L")
-    model.add_argument("--heads", type=int, default=4, help="H")
+    model.add_argument(
+        "--heads",
+        type=int,
+        metavar="H",
+        help="heads; if not given, 4 for a text and half the width for a log",
+    )
+    model.add_argument(
+        "--time-constants",
+        metavar="MAX",
+        help="leaky integration: the longest time constant, in steps (128) or in seconds (2.5s); 1 is the relay, "
+        "which replaces the state whole. If not given, 1 for a text, 2.5 s for a log (128 steps if its rate is "
+        "not known)",
+    )
+    model.add_argument(
+        "--learn-time-constants", action="store_true", help="train the time constants with the weights"
+    )
+    model.add_argument(
+        "--first-weights",
+        choices=("normal", "identity"),
+        help="identity: at first, what is read from the state passes through unchanged. If not given, normal for "
+        "a text and identity for a log",
+    )
     training = p.add_argument_group("training")
     training.add_argument(
         "--regime",
@@ -99,7 +120,9 @@ def parser() -> argparse.ArgumentParser:
     training.add_argument("--steps", type=int, default=2000, help="training steps")
     training.add_argument("--batch", type=int, default=32, help="B, streams side by side")
     training.add_argument("--window", type=int, default=64, help="T, steps that a gradient flows through")
-    training.add_argument("--lr", type=float, default=1e-3, help="peak learning rate")
+    training.add_argument(
+        "--lr", type=float, help="peak learning rate; if not given, 1e-3, and 2e-3 for an ocean on a log"
+    )
     training.add_argument(
         "--feed",
         choices=("windows", "streams"),
@@ -165,7 +188,7 @@ def _run(args: argparse.Namespace, received: list[int]) -> int:
     from ocean_train.batches import prepare
     from ocean_train.corpora import load_corpus
     from ocean_train.logs import read_log
-    from ocean_train.loop import Settings, train
+    from ocean_train.loop import train
     from ocean_train.preview import preview
 
     if args.feed == "streams" and args.shuffle:
@@ -173,10 +196,11 @@ def _run(args: argparse.Namespace, received: list[int]) -> int:
     for name in ("threads", "eval_every", "save_every"):
         if getattr(args, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(args, name)}")
-    args.feed = args.feed or ("streams" if args.log else "windows")
     if args.vocabulary is None and args.tokenizer == "word":
         args.vocabulary = DEFAULT_VOCABULARY
-    settings = Settings(**{name: getattr(args, name) for name in Settings.__dataclass_fields__})
+    settings = _settings(
+        args, rate_hz=1.0
+    )  # a log's is not known yet; what makes no sense is refused already
     if args.preview:
         for line in preview(_request(args), settings, args.validate_on):
             _print(line)
@@ -187,6 +211,7 @@ def _run(args: argparse.Namespace, received: list[int]) -> int:
         data = features.prepare(read_log(_request(args)), args.validate_on)
         if not args.features:
             features.refuse_clock(data)
+        settings = _settings(args, data.observations.rate_hz)
     else:
         corpus = load_corpus(args.corpus, args.text)
         data = prepare(corpus, settings.tokenizer, settings.vocabulary, settings.batch, settings.window)
@@ -217,6 +242,18 @@ def _run(args: argparse.Namespace, received: list[int]) -> int:
     if leads:
         _show(checkpoint, data, args.out)
     return 0
+
+
+def _settings(args: argparse.Namespace, rate_hz: float | None) -> Settings:
+    """What the arguments say, and the defaults where they say nothing."""
+    from ocean_train import recipe
+    from ocean_train.loop import Settings
+
+    given = {name: getattr(args, name) for name in Settings.__dataclass_fields__ if hasattr(args, name)}
+    if args.time_constants is not None:
+        given["max_time_constant"] = recipe.steps_of(args.time_constants, rate_hz)
+    chosen = recipe.defaults(args.model, log=bool(args.log), width=args.width, rate_hz=rate_hz)
+    return Settings(**{**chosen, **{name: value for name, value in given.items() if value is not None}})
 
 
 def _request(args: argparse.Namespace) -> Request:
@@ -261,9 +298,20 @@ def _describe(settings: Settings, data: Data | Sensors) -> str:
     return (
         f"{line}\n"
         f"model  {settings.model}, width {settings.width}, {counted(settings.layers, 'layer')}, "
-        f"{counted(settings.heads, 'head')}; regime {settings.regime}, {settings.feed} of "
+        f"{counted(settings.heads, 'head')}{_leak(settings, data)}; regime {settings.regime}, {settings.feed} of "
         f"{counted(settings.window, 'step')}, {settings.batch} side by side"
     )
+
+
+def _leak(settings: Settings, data: Data | Sensors) -> str:
+    from ocean_train.batches import Data
+
+    if settings.max_time_constant == 1:
+        return ""
+    rate_hz = None if isinstance(data, Data) else data.observations.rate_hz
+    seconds = f" ({settings.max_time_constant / rate_hz:.3g} s)" if rate_hz else ""
+    learned = ", learned" if settings.learn_time_constants else ""
+    return f", time constants to {settings.max_time_constant:g} steps{seconds}{learned}"
 
 
 def _show(checkpoint: Checkpoint, data: Data | Sensors, out: Path) -> None:
@@ -290,7 +338,7 @@ def _show(checkpoint: Checkpoint, data: Data | Sensors, out: Path) -> None:
     )
     reads = data.tokenizer if isinstance(data, Data) else data.observations
     model = build(settings, reads)
-    model.load_state_dict(dict(checkpoint.weights))
+    model.load_state_dict(dict(checkpoint.best_weights))
     if not isinstance(data, Data):
         _print(str(evaluate(model, data, settings.window)))
         return

@@ -13,7 +13,7 @@ processes share a batch's rows (ocean_train.parallel), and the first of them mea
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -149,8 +149,13 @@ def _train(
     optimizer = make_optimizer(model)
     last = resume(out, settings, data, model, optimizer)
     step, skipped, state, history = 0, 0, None, []
+    best: Mapping[str, Tensor] | None = None
+    best_step: int | None = None
     if last is not None:
         step, skipped, history = last.step, last.skipped, list(last.history)
+        best, best_step = last.best, last.best_step
+        if best_step == step:
+            best = _copied(last.weights)
         if "carried" in last.optimizer:
             state = parallel.own_rows(last.optimizer["carried"]).to(device)
         if step < settings.steps:
@@ -173,7 +178,9 @@ def _train(
             settings=asdict(settings),
             data={"name": data.name, "sha256": data.sha256},
             history=tuple(history),
-            validation_loss=_validation_loss(history[-1]) if history else None,
+            best=None if best_step == step else best,
+            best_step=best_step,
+            validation_loss=_validation_loss(_best(history)) if history else None,
             skipped=skipped,
             model_kind=type(own).__name__ if own else settings.model,
         )
@@ -213,6 +220,8 @@ def _train(
                 )
             if parallel.leads() and (step % eval_every == 0 or step == settings.steps):
                 history.append(measure(model, settings, data, step, losses))
+                if _best(history) is history[-1]:
+                    best, best_step = _copied(model.state_dict()), step
                 losses = []
                 bar.clear()
                 say(describe(history[-1]))
@@ -407,6 +416,25 @@ def _of_data(data: Data | Sensors) -> dict[str, Any]:
     x, y, reset = features.heldout(data, limit)
     kept = {"heldout": x, "heldout_targets": y, "heldout_reset": reset}
     return {**kept, "tokenizer": None, "observations": data.observations}
+
+
+def _best(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The entry with the best validation result: the highest accuracy where classes are told, else the lowest loss.
+
+    The first of equal ones; one that is not finite is the worst.
+    """
+
+    def score(entry: Mapping[str, Any]) -> float:
+        if entry.get("accuracy") is not None:
+            return float(entry["accuracy"])
+        loss = _validation_loss(entry)
+        return -math.inf if loss is None else -loss
+
+    return max(history, key=score)
+
+
+def _copied(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: weight.detach().clone() for name, weight in weights.items()}
 
 
 def _validation_loss(entry: Mapping[str, Any]) -> float | None:
