@@ -39,13 +39,15 @@ def data(settings: Settings = TINY, text: str = TEXT) -> Data:
     )
 
 
-def run(out: Path, settings: Settings = TINY, stops: tuple[int, ...] = (), every: int = 4) -> Checkpoint:
+def run(
+    out: Path, settings: Settings = TINY, stops: tuple[int, ...] = (), every: int = 4, text: str = TEXT
+) -> Checkpoint:
     """Train, stopped after each number of steps in `stops`, then to the end."""
     for steps in (*stops, settings.steps):
         asked = iter(range(steps + 1))
         checkpoint = train(
             settings,
-            data(settings),
+            data(settings, text),
             out,
             eval_every=every,
             save_every=every,
@@ -288,3 +290,29 @@ def test_a_model_of_ones_own_resumes_and_is_not_taken_for_the_plain_one(tmp_path
     assert resumed.step == TINY.steps and resumed.model_kind == "Mine"
     with pytest.raises(CheckpointError, match="holds a 'Mine' model"):
         resumed.model()
+
+
+def test_the_best_weights_by_validation_are_kept_and_survive_a_restart(tmp_path: Path) -> None:
+    """The last tenth of this text is nothing that can be learned from the rest, so that its loss rises."""
+    text = TEXT + "zxqjvk" * (len(TEXT) // 50) + TEXT[:3]
+    settings = dataclasses.replace(TINY, lr=0.03, steps=60)
+    unbroken = run(tmp_path / "unbroken", settings, every=2, text=text)
+    losses = {entry["step"]: entry["window_loss"] for entry in unbroken.history}
+    best_step = min(losses, key=lambda step: losses[step])  # type: ignore[arg-type,return-value]
+    assert unbroken.best_step == best_step < settings.steps, "else this test shows nothing"
+    assert unbroken.validation_loss == losses[best_step]
+    assert unbroken.best is not None
+    model = load(tmp_path / "unbroken").model()
+    found = window_loss(model, data(settings, text).validation, settings.window)
+    assert found == pytest.approx(losses[best_step], rel=1e-5)
+    stops = (3, best_step, best_step + 1)
+    again = run(tmp_path / "stopped", settings, stops=tuple(sorted(stops)), every=2, text=text)
+    assert again.best_step == best_step and again.best is not None
+    assert all(torch.equal(again.best[name], unbroken.best[name]) for name in unbroken.best)
+    assert same_weights(again, unbroken)
+
+
+def test_weights_that_are_the_best_are_stored_once(tmp_path: Path) -> None:
+    done = run(tmp_path, dataclasses.replace(TINY, steps=4), every=4)
+    assert done.best is None and done.best_step == 4
+    assert not list(tmp_path.glob("best-*"))
