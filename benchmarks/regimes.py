@@ -25,8 +25,8 @@ with needs("train"):
     from ocean_train import baselines, regimes
     from ocean_train.batches import prepare, windows
     from ocean_train.corpora import load_corpus
-    from ocean_train.loop import learning_rate, make_optimizer, update
     from ocean_train.model import OceanConfig
+    from ocean_train.optimizer import learning_rate, make_optimizer, update
     from ocean_train.report import window_loss
 
 B, T = 32, 64

@@ -6,7 +6,9 @@ its digest was checked, and what it gives is written as .npz without pickle: not
 
     pip install --no-deps seglearn==1.2.5        its loader needs NumPy alone
     python examples/activity.py                  convert, preview, train three seeds and a GRU, export, run
-    python examples/activity.py --choose         the same on the training people alone, as the settings were chosen
+    python examples/activity.py --choose         the same on the training people alone, as the defaults were chosen
+
+Nothing but the model and the seed is given to `ocean-train`; all else is its default for a log.
 """
 
 from __future__ import annotations
@@ -24,12 +26,9 @@ import numpy as np
 
 SHA256 = "eb122f23cdf06ef6bd6c6c5312958ec5cf9d038e2e6d457b8081662c75a42537"
 RATE_HZ = 50
-ROWS_A_STEP = 5
-"""Their mean is a step, at 10 Hz: what tells the exercises apart takes seconds, and each step replaces the state."""
 UNSEEN = ("person08", "person09", "person10")
 CHOOSING = ("person06", "person07")
 """Of the people to train on, those on whom the settings were chosen."""
-LEARNING_RATE = {"ocean": 5e-4, "gru": 1e-3}
 NAMES = {
     "ocean_train.cli": "ocean-train",
     "ocean_export.cli": "ocean-export",
@@ -39,10 +38,11 @@ CHANNELS = ("ax [g]", "ay [g]", "az [g]", "wx", "wy", "wz")
 """The package states no units; the acceleration's mean length of 1.1 says g."""
 
 
-def convert(path: Path, seconds: float, without: tuple[str, ...] = ()) -> None:
-    """Write the recordings' first seconds as one row a step: six channels, the activity, whose recording it is.
+def convert(path: Path, seconds: float, without: tuple[str, ...] = (), rate_hz: int = RATE_HZ) -> None:
+    """Write the first seconds of each recording: time, six channels, the activity, the recording's name.
 
-    without: people who are left out.
+    without: people who are left out. rate_hz: a divisor of 50 gives the mean of so many rows, another rate
+    interpolates.
     """
     package = importlib.util.find_spec("seglearn")
     if package is None or package.origin is None:
@@ -58,17 +58,30 @@ def convert(path: Path, seconds: float, without: tuple[str, ...] = ()) -> None:
     spec.loader.exec_module(loader)
     data = loader.load_watch()
     rows: list[np.ndarray] = []
+    times: list[np.ndarray] = []
     names, activities = [], []
     for x, person, y, side in zip(data["X"], data["subject"], data["y"], data["side"], strict=True):
         if f"person{person:02}" in without:
             continue
-        steps = int(min(seconds * RATE_HZ, len(x))) // ROWS_A_STEP
-        rows.append(x[: steps * ROWS_A_STEP].reshape(steps, ROWS_A_STEP, -1).mean(1))
+        recorded = x[: int(min(seconds * RATE_HZ, len(x)))]
+        rows.append(at_rate(recorded, rate_hz))
+        steps = len(rows[-1])
+        times.append(np.arange(steps) / rate_hz)
         activity = str(data["y_labels"][y])
         activities += [activity] * steps
         names += [f"person{person:02}/{activity}-{'right' if side else 'left'}"] * steps
     columns = dict(zip(CHANNELS, np.concatenate(rows).T, strict=True))
-    np.savez_compressed(path, **columns, activity=activities, recording=names)
+    np.savez_compressed(path, time=np.concatenate(times), **columns, activity=activities, recording=names)
+
+
+def at_rate(x: np.ndarray, rate_hz: int) -> np.ndarray:
+    """(N, 6) at 50 Hz -> at another rate."""
+    if RATE_HZ % rate_hz == 0:
+        every = RATE_HZ // rate_hz
+        steps = len(x) // every
+        return x[: steps * every].reshape(steps, every, -1).mean(1)
+    places = np.arange(int(len(x) * rate_hz / RATE_HZ)) * RATE_HZ / rate_hz
+    return np.stack([np.interp(places, np.arange(len(x)), channel) for channel in x.T], axis=1)
 
 
 def run(module: str, *arguments: object, show: int | None = None) -> None:
@@ -89,8 +102,9 @@ def main() -> int:
     p.add_argument(
         "--seconds", type=float, default=float("inf"), help="of each recording; all of it if not given"
     )
-    p.add_argument("--steps", type=int, default=800)
-    p.add_argument("--width", type=int, default=32)
+    p.add_argument("--rate", type=int, default=RATE_HZ, help="rows a second; the recordings have 50")
+    p.add_argument("--steps", type=int, default=2000)
+    p.add_argument("--width", type=int, default=64)
     p.add_argument("--seeds", type=int, default=3)
     p.add_argument("--batch", type=int, default=32)
     p.add_argument("--window", type=int, default=64)
@@ -100,8 +114,8 @@ def main() -> int:
     args.folder.mkdir(parents=True, exist_ok=True)
     log = args.folder / ("choose.npz" if args.choose else "watch.npz")
     if not log.exists():
-        convert(log, args.seconds, UNSEEN if args.choose else ())
-    asked = ["--log", log, "--classes", "activity", "--episode", "recording"]
+        convert(log, args.seconds, UNSEEN if args.choose else (), args.rate)
+    asked = ["--log", log, "--classes", "activity", "--episode", "recording", "--time", "time"]
     asked += ["--validate-on", *(f"{log.stem}/{person}/*" for person in measured_on)]
     run("ocean_train.cli", *asked, "--preview")
     scores: dict[str, list[tuple[float, float]]] = {"ocean": [], "gru": []}
@@ -109,9 +123,7 @@ def main() -> int:
         for seed in range(args.seeds):
             out = args.folder / f"{model}-{seed}{'-choose' if args.choose else ''}"
             sizes = ["--steps", args.steps, "--batch", args.batch, "--window", args.window]
-            # Windows at random places: streams stay in 16 recordings for some steps, and learn less of each.
-            sizes += ["--feed", "windows", "--width", args.width, "--eval-every", args.steps]
-            sizes += ["--lr", LEARNING_RATE[model]]
+            sizes += ["--width", args.width, "--eval-every", args.steps]
             run("ocean_train.cli", *asked, "--model", model, "--seed", seed, *sizes, "--out", out)
             last = json.loads((out / "checkpoint.json").read_text())["history"][-1]
             found.append((last["accuracy"], last["macro_f1"]))
@@ -133,9 +145,9 @@ def one_recording(log: Path, path: Path) -> Path:
     """The first seconds of one unseen recording as CSV, as a robot would read them."""
     with np.load(log) as data:
         chosen = np.flatnonzero(data["recording"] == f"{UNSEEN[0]}/ABD-left")[:200]
-        rows = np.stack([data[name][chosen] for name in CHANNELS], axis=1)
+        rows = np.stack([data[name][chosen] for name in ("time", *CHANNELS)], axis=1)
     path.write_text(
-        "\n".join([",".join(CHANNELS), *(",".join(map(str, row)) for row in rows.tolist())]) + "\n"
+        "\n".join([",".join(("time", *CHANNELS)), *(",".join(map(str, row)) for row in rows.tolist())]) + "\n"
     )
     return path
 

@@ -20,8 +20,8 @@ from ocean_train import baselines, regimes
 from ocean_train import checkpoint as checkpoints
 from ocean_train.baselines import Model
 from ocean_train.checkpoint import Checkpoint
-from ocean_train.loop import make_optimizer, optimizer_tensors, restore_optimizer, update
 from ocean_train.model import OceanConfig, OceanTransformer
+from ocean_train.optimizer import make_optimizer, optimizer_tensors, restore_optimizer, update
 from torch import Tensor
 
 IGNORED = -100

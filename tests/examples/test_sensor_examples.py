@@ -32,10 +32,10 @@ def run(name: str, environment: dict[str, str], folder: Path, *arguments: object
 def test_activity_of_unseen_people(environment: dict[str, str], tmp_path: Path) -> None:
     small = ["--seconds", 4, "--steps", 3, "--seeds", 1, "--batch", 4, "--window", 16, "--width", 8]
     said = run("activity.py", environment, tmp_path, *small)
-    assert "5,600 rows in 140 episodes" in said
-    assert "to train on: 3,920 rows (70.0%) in 98 episodes, 3,920 steps: watch/person0" in said
+    assert "28,000 rows in 140 episodes" in said
+    assert "to train on: 19,600 rows (70.0%) in 98 episodes, 19,600 steps: watch/person0" in said
     assert "largest error over 2,000 closed-loop steps" in said
-    assert "row,class,p(ABD)" in said
+    assert "time,class,p(ABD)" in said
     assert said.splitlines()[-1].startswith("gru    accuracy 0.")
 
 

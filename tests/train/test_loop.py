@@ -12,21 +12,16 @@ import torch
 from ocean_train.batches import Data, prepare
 from ocean_train.checkpoint import Checkpoint, CheckpointError, held, load
 from ocean_train.corpora import Corpus, CorpusError
-from ocean_train.loop import (
+from ocean_train.loop import DivergedError, Settings, build, dropout, feed, gradient, train
+from ocean_train.model import OceanTransformer
+from ocean_train.optimizer import (
     WEIGHT_DECAY,
-    DivergedError,
-    Settings,
-    build,
-    feed,
-    gradient,
     learning_rate,
     make_optimizer,
     optimizer_tensors,
     restore_optimizer,
-    train,
     update,
 )
-from ocean_train.model import OceanTransformer
 from ocean_train.report import sample, stream_loss, window_loss
 
 TINY = Settings(width=8, layers=1, heads=2, steps=12, batch=3, window=5)
@@ -62,12 +57,41 @@ def same_weights(a: Checkpoint, b: Checkpoint) -> bool:
     )
 
 
+def test_dropout_is_for_training_alone_and_drops_the_share_that_was_asked() -> None:
+    settings = dataclasses.replace(TINY, width=64, dropout=0.5, batch=8)
+    model = build(settings, data(settings).tokenizer)
+    assert isinstance(model, OceanTransformer)
+    inputs = feed(settings, data(settings).training)(0).inputs
+    plain, _ = model(inputs)
+    seen: list[torch.Tensor] = []
+    watched = model.head.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    for step in (0, 0, 1):
+        with dropout(model, settings, step):
+            dropped, _ = model(inputs)
+        assert not torch.equal(dropped, plain)
+    watched.remove()
+    assert torch.equal(seen[0], seen[1]) and not torch.equal(seen[0], seen[2])
+    share = (seen[0] == 0).double().mean().item()
+    n = seen[0].numel()
+    assert abs(share - 0.5) < 5 * (0.25 / n) ** 0.5  # five standard deviations of a binomial
+    assert torch.equal(model(inputs)[0], plain), "no hook is left"
+
+
 @pytest.mark.parametrize("how", ["windows", "streams"])
 @pytest.mark.parametrize("regime", ["full", "detach"])
 def test_resuming_once_or_three_times_gives_the_weights_of_an_unbroken_run(
     tmp_path: Path, how: str, regime: str
 ) -> None:
-    settings = dataclasses.replace(TINY, feed=how, regime=regime, steps=80 if how == "streams" else 12)
+    settings = dataclasses.replace(
+        TINY,
+        feed=how,
+        regime=regime,
+        steps=80 if how == "streams" else 12,
+        dropout=0.2,
+        max_time_constant=4.0,
+        learn_time_constants=True,
+        first_weights="identity",
+    )
     unbroken = run(tmp_path / "unbroken", settings)
     assert unbroken.step == settings.steps
     assert ("carried" in unbroken.optimizer) == (how == "streams")

@@ -41,3 +41,8 @@ def test_what_is_no_time_constant_is_refused(text: str) -> None:
 def test_seconds_need_a_rate() -> None:
     with pytest.raises(ValueError, match="the rate of the data is not known: give it in steps"):
         steps_of("2s", None)
+
+
+def test_dropout_is_a_default_where_classes_are_told() -> None:
+    assert defaults("gru", log=True, classes=True, width=64)["dropout"] > 0
+    assert defaults("ocean", log=True, width=64)["dropout"] == 0

@@ -124,6 +124,13 @@ def parser() -> argparse.ArgumentParser:
         "--lr", type=float, help="peak learning rate; if not given, 1e-3, and 2e-3 for an ocean on a log"
     )
     training.add_argument(
+        "--dropout",
+        type=float,
+        metavar="P",
+        help="drop a channel with this probability before the head, and with half of it after the embedding; if not "
+        "given, 0.2 where the classes of a log are told and 0 elsewhere",
+    )
+    training.add_argument(
         "--feed",
         choices=("windows", "streams"),
         help="windows at random places, from a zero state (used for text); or contiguous streams whose state is "
@@ -252,7 +259,9 @@ def _settings(args: argparse.Namespace, rate_hz: float | None) -> Settings:
     given = {name: getattr(args, name) for name in Settings.__dataclass_fields__ if hasattr(args, name)}
     if args.time_constants is not None:
         given["max_time_constant"] = recipe.steps_of(args.time_constants, rate_hz)
-    chosen = recipe.defaults(args.model, log=bool(args.log), width=args.width, rate_hz=rate_hz)
+    chosen = recipe.defaults(
+        args.model, log=bool(args.log), classes=bool(args.classes), width=args.width, rate_hz=rate_hz
+    )
     return Settings(**{**chosen, **{name: value for name, value in given.items() if value is not None}})
 
 

@@ -13,12 +13,13 @@ processes share a batch's rows (ocean_train.parallel), and the first of them mea
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from ocean_runtime.tokenizer import Tokenizer
 from torch import Tensor, nn
@@ -33,15 +34,16 @@ from ocean_train.features import Sensors
 from ocean_train.metrics import evaluate
 from ocean_train.model import OceanConfig
 from ocean_train.observations import Observations
+from ocean_train.optimizer import (
+    learning_rate,
+    make_optimizer,
+    optimizer_tensors,
+    restore_optimizer,
+    update,
+)
 from ocean_train.regimes import backward, check_options
 from ocean_train.report import nats, stream_loss, window_loss
 
-CLIP_NORM = 1.0
-WARM_UP_STEPS = 100
-# Decay pulls matrices towards zero, which their scale can absorb. Biases and LayerNorm have no such freedom,
-# and an embedding row of a rare token would fade while it isn't trained.
-WEIGHT_DECAY = 0.1
-OPTIMIZER_SLOTS = ("step", "exp_avg", "exp_avg_sq")
 HOPELESS = 100
 CPU = torch.device("cpu")
 
@@ -73,6 +75,8 @@ class Settings:
     learn_time_constants: bool = False
     first_weights: Literal["normal", "identity"] = "normal"
     """See `ocean_train.model.initialise`."""
+    dropout: float = 0.0
+    """Probability with which a channel is dropped before the head, and half of it after the embedding."""
     sweeps: int | None = None
     """Compute the oceans in so many parallel sweeps (regime detach); None: exactly, step by step."""
 
@@ -82,6 +86,10 @@ class Settings:
                 raise ValueError(f"--{name} must be at least 1, not {getattr(self, name)}")
         if not (math.isfinite(self.lr) and self.lr > 0):
             raise ValueError(f"--lr must be a positive number, not {self.lr}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"--dropout must be at least 0 and less than 1, not {self.dropout}")
+        if self.dropout and self.regime == "serial":
+            raise ValueError("--dropout is for --regime full and detach; serial computes without it")
         check_options(self.regime, self.truncate, None, self.sweeps)
         if self.model not in baselines.MODELS:
             raise ValueError(f"unknown model {self.model!r}; choose {', '.join(baselines.MODELS)}")
@@ -202,7 +210,8 @@ def _train(
     with bar:
         while step < settings.steps and not parallel.any_says(stop(), device):
             batch = batch_at(step)
-            loss, state = gradient(shared, settings, batch, state)
+            with dropout(model, settings, step):
+                loss, state = gradient(shared, settings, batch, state)
             if update(model, optimizer, loss, learning_rate(step, settings.steps, settings.lr)):
                 in_a_row = 0
                 losses.append(loss)
@@ -260,6 +269,40 @@ def feed(settings: Settings, training: Tensor | Sensors) -> Callable[[int], Batc
     raise ValueError(f"unknown feed {settings.feed!r}; choose windows or streams")
 
 
+@contextmanager
+def dropout(model: nn.Module, settings: Settings, step: int) -> Iterator[None]:
+    """Drop channels (Srivastava et al., 2014) after the embedding and before the head, in a training step alone.
+
+    What is dropped follows from the seed and the step, so that a resumed run drops the same; and it is drawn for
+    the rows of all processes, so that several processes drop what one would.
+    """
+    if not settings.dropout:
+        yield
+        return
+    random = torch.Generator().manual_seed(
+        int(np.random.SeedSequence((settings.seed, step)).generate_state(1)[0])
+    )
+
+    def dropping(share: float) -> Callable[[nn.Module, Any, Tensor], Tensor]:
+        def hook(module: nn.Module, args: Any, x: Tensor) -> Tensor:
+            kept = torch.rand((settings.batch, *x.shape[1:]), generator=random) >= share
+            return x * parallel.own_rows(kept).to(x.device) / (1 - share)
+
+        return hook
+
+    places = ((model.embed, settings.dropout / 2), (model.norm, settings.dropout))
+    hooks = [
+        module.register_forward_hook(dropping(share))
+        for module, share in places
+        if isinstance(module, nn.Module)
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 def gradient(
     model: nn.Module, settings: Settings, batch: Batch, state: Tensor | None
 ) -> tuple[float, Tensor | None]:
@@ -275,62 +318,6 @@ def gradient(
     options = {"truncate": settings.truncate, "sweeps": settings.sweeps}
     loss, state = backward(model, settings.regime, inputs, targets, state, reset, valid, **options)
     return loss, state if settings.feed == "streams" else None
-
-
-def update(model: nn.Module, optimizer: torch.optim.Optimizer, loss: float, lr: float) -> bool:
-    """One optimizer step, the gradient clipped. Where it or the loss isn't finite: False, nothing changes."""
-    norm = nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
-    if not (math.isfinite(loss) and norm.isfinite()):
-        return False
-    for group in optimizer.param_groups:
-        group["lr"] = lr
-    optimizer.step()
-    return True
-
-
-def learning_rate(step: int, steps: int, peak: float) -> float:
-    """Linear from 0 to the peak over 100 steps (a tenth of a short run), then a half cosine down to 0."""
-    warm_up = min(WARM_UP_STEPS, max(1, steps // 10))
-    if step < warm_up:
-        return peak * (step + 1) / warm_up
-    return peak * 0.5 * (1 + math.cos(math.pi * (step - warm_up) / (steps - warm_up)))
-
-
-def make_optimizer(model: nn.Module) -> torch.optim.AdamW:
-    """AdamW; weight decay on the matrices of linear maps only, none on biases, LayerNorm and embeddings."""
-    decayed = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear)}
-    groups = [
-        {"params": [p for p in model.parameters() if id(p) in decayed], "weight_decay": WEIGHT_DECAY},
-        {"params": [p for p in model.parameters() if id(p) not in decayed], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, betas=(0.9, 0.99), fused=True)
-
-
-def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """`<slot>.<parameter>` -> tensor, for all that AdamW remembers."""
-    return {
-        f"{slot}.{name}": value
-        for name, parameter in model.named_parameters()
-        for slot, value in optimizer.state[parameter].items()
-    }
-
-
-def restore_optimizer(
-    model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]
-) -> None:
-    """Put back what `optimizer_tensors` took; raises CheckpointError where it does not fit the model."""
-    parameters = dict(model.named_parameters())
-    slots = {key: value for key, value in tensors.items() if key != "carried"}
-    expected = {f"{slot}.{name}" for slot in OPTIMIZER_SLOTS for name in parameters}
-    if slots and slots.keys() != expected:  # before the first update there are none
-        key = min(slots.keys() ^ expected)
-        raise CheckpointError(f"the optimizer's {key} does not fit the model; the checkpoint is damaged")
-    for key, value in slots.items():
-        slot, _, name = key.partition(".")
-        shape = () if slot == "step" else parameters[name].shape
-        if value.shape != shape or value.dtype != torch.float32:
-            raise CheckpointError(f"the optimizer's {key} does not fit the model; the checkpoint is damaged")
-        optimizer.state[parameters[name]][slot] = value.to(parameters[name].device, copy=True)
 
 
 def resume(

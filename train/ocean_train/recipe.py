@@ -13,18 +13,27 @@ LOG_TIME_CONSTANT_S = 2.5
 """Longest time constant for a log whose rate is known, in seconds."""
 LOG_TIME_CONSTANT_STEPS = 128.0
 """The same where the rate is not known, in steps."""
+CLASSES_DROPOUT = 0.2
+"""For classes, where a model soon knows the training episodes by heart."""
 SECONDS = re.compile(r"\s*([0-9.eE+-]+)\s*s\s*")
 
 
-def defaults(model: str, *, log: bool, width: int, rate_hz: float | None = None) -> dict[str, Any]:
-    """Values of `Settings` by name for a model, on a text or on a log of `rate_hz` rows a second (None: not known)."""
+def defaults(
+    model: str, *, log: bool, width: int, classes: bool = False, rate_hz: float | None = None
+) -> dict[str, Any]:
+    """Values of `Settings` by name for a model, on a text or a log.
+
+    log: a log of `rate_hz` rows a second (None: not known), whose `classes` are told or whose quantities are
+    estimated.
+    """
     if not log:
         return {"feed": "windows", "heads": 4, "lr": 1e-3}
+    shared = {"feed": "streams", "dropout": CLASSES_DROPOUT if classes else 0.0}
     if model != "ocean":
-        return {"feed": "streams", "heads": 4, "lr": 1e-3}
+        return {**shared, "heads": 4, "lr": 1e-3}
     steps = LOG_TIME_CONSTANT_STEPS if rate_hz is None else max(1.0, LOG_TIME_CONSTANT_S * rate_hz)
     return {
-        "feed": "streams",
+        **shared,
         "heads": width // 2 if width % 2 == 0 else 1,  # two numbers a head
         "lr": 2e-3,
         "first_weights": "identity",
