@@ -21,11 +21,11 @@ from machine import ROOT, needs
 
 with needs("train,export"):
     import torch
-    from evidence import driver, echo, forgetting, gain, generation, page, source, tracking
+    from evidence import driver, echo, forgetting, gain, generation, leak, page, source, tracking
     from evidence.driver import Run, Scale
     from ocean_runtime.files import write_atomically
 
-CLAIMS = {m.CLAIM: m for m in (gain, source, forgetting, echo, tracking, generation)}
+CLAIMS = {m.CLAIM: m for m in (gain, source, forgetting, echo, tracking, generation, leak)}
 PAGE = ROOT / "docs" / "evidence.md"
 QUICK = ROOT / "runs" / "evidence-quick"
 MADE = {"results", "work", "evidence.md", "evidence"}
@@ -132,6 +132,7 @@ def rendered(scale: Scale, found: Mapping[str, page.Results]) -> str:
         "tracking": tracking.section(found["tracking"]),
         "cost": forgetting.cost(found["forgetting"]),
         "generation": generation.section(found["generation"]),
+        "leak": leak.section(found),
         "yardstick": gain.yardstick(found["gain"]),
     }
     return page.render(sections, all_runs(scale), found, scale.quick)

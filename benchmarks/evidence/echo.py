@@ -87,7 +87,7 @@ def runs(scale: Scale) -> list[Run]:
         ("noise-gru", noise, "gru"),
     ):
         upto = delays if filler is blanks else tuple(d for d in delays if d <= 1_000_000)
-        found.append(_run(scale, name, kind, 32, task(scale, 1, filler, 64, 3000), filler, upto))
+        found.append(run(scale, CLAIM, name, kind, 32, task(scale, 1, filler, 64, 3000), filler, upto))
     for d in CAPACITY_WIDTHS[: 1 if scale.quick else None]:
         for N in COUNTS:
             found.append(_capacity(scale, d, N))
@@ -111,9 +111,9 @@ def _settings(task: Task, kind: str, d: int, N: int, delays: tuple[int, ...]) ->
 
 
 def _trained(
-    scale: Scale, task: Task, kind: str, d: int, folder: Path
+    scale: Scale, task: Task, kind: str, d: int, folder: Path, max_time_constant: float = 1.0
 ) -> tuple[Checkpoint, Model, dict[str, Any]]:
-    model = tasks.build(task, kind, 16 if scale.quick else d, LAYERS, HEADS, seed=0)
+    model = tasks.build(task, kind, 16 if scale.quick else d, LAYERS, HEADS, 0, max_time_constant)
     checkpoint = tasks.fit(task, model, kind, folder / "trained", seed=0)
     model.load_state_dict(dict(checkpoint.weights))
     kept = {
@@ -127,11 +127,21 @@ def _trained(
     return checkpoint, model, kept
 
 
-def _run(
-    scale: Scale, name: str, kind: str, d: int, task: Task, filler: Filler, delays: tuple[int, ...]
+def run(
+    scale: Scale,
+    claim: str,
+    name: str,
+    kind: str,
+    d: int,
+    task: Task,
+    filler: Filler,
+    delays: tuple[int, ...],
+    max_time_constant: float = 1.0,
 ) -> Run:
+    """One model and what stands between symbol and question; see `tracking.run` for the leak."""
+
     def compute(folder: Path) -> dict[str, Any]:
-        _, model, kept = _trained(scale, task, kind, d, folder)
+        _, model, kept = _trained(scale, task, kind, d, folder, max_time_constant)
         rows = 1 if filler is blanks else 8
         symbols = np.repeat(SYMBOLS, rows)[:, None]
         ledger = Ledger(folder / "losses.json")
@@ -144,7 +154,9 @@ def _run(
         return {**kept, "result": {"loss": ledger.values, "level": kept["curve"][-1]["level"]}}
 
     described = _settings(task, kind, d, 1, delays) | {"between": filler.__name__}
-    return Run(CLAIM, name, described, compute)
+    if max_time_constant > 1:
+        described["max_time_constant"] = max_time_constant
+    return Run(claim, name, described, compute)
 
 
 def through_the_file(

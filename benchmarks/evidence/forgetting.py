@@ -41,14 +41,21 @@ def runs(scale: Scale) -> list[Run]:
     return [
         Run(CLAIM, "resets", {"of": "full", "every": RESETS}, lambda folder: resets(scale)),
         Run(CLAIM, "standard", {"of": "standard"}, lambda folder: beyond_the_window(scale)),
-        Run(CLAIM, "stream", {"of": "full", "steps": steps}, lambda folder: endless(scale, folder, steps)),
+        Run(
+            CLAIM,
+            "stream",
+            {"of": "full", "steps": steps},
+            lambda folder: endless(exported(scale), scale, folder, steps),
+        ),
     ]
 
 
-def exported(scale: Scale) -> tuple[OceanModel, Data]:
-    """The file of the trained model of claim 1, and the text."""
-    settings = texts.setting(scale, **SIZE, **gain.MODELS["full"])
-    source = scale.work / gain.CLAIM / "char-64x2-full"
+def exported(
+    scale: Scale, claim: str = gain.CLAIM, name: str = "char-64x2-full", **changes: float
+) -> tuple[OceanModel, Data]:
+    """The file of the trained model of claim 1, or of another claim's run, and the text."""
+    settings = texts.setting(scale, **SIZE, **gain.MODELS["full"], **changes)
+    source = scale.work / claim / name
     texts.trained(scale, settings, source)
     file = driver.exported(source, source.with_suffix(".onnx"))
     return OceanModel.load(file), texts.of(scale, settings)
@@ -73,9 +80,9 @@ def read(
     return total, times
 
 
-def endless(scale: Scale, folder: Path, steps: int) -> dict[str, Any]:
+def endless(of: tuple[OceanModel, Data], scale: Scale, folder: Path, steps: int) -> dict[str, Any]:
     """The stream, pass by pass; after each it is saved, and a kill costs one pass at most."""
-    model, data = exported(scale)
+    model, data = of
     tokens = _text(scale, data)
     following = np.roll(tokens, -1)  # the text goes on at its beginning
     stream, ledger = model.stream(), Ledger(folder / "passes.json")

@@ -65,9 +65,12 @@ class Task:
         return Tokenizer("char", (REPLACEMENT, *self.symbols))
 
 
-def build(task: Task, kind: str, width: int, layers: int, heads: int, seed: int) -> Model:
+def build(
+    task: Task, kind: str, width: int, layers: int, heads: int, seed: int, max_time_constant: float = 1.0
+) -> Model:
     V = task.tokenizer.size
-    return baselines.build(kind, OceanConfig(V, V, width, layers, heads), task.longest, seed)
+    config = OceanConfig(V, V, width, layers, heads, max_time_constant=max_time_constant)
+    return baselines.build(kind, config, task.longest, seed)
 
 
 def forward(model: Model, inputs: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:

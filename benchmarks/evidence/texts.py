@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ EVERY = 250
 """Steps between two measurements, and two saves."""
 BATCH = 32
 QUICK_CHARACTERS = 20_000
+NEWER = ("max_time_constant", "learn_time_constants", "first_weights", "dropout")
+"""Settings that came after the first results."""
 CURVE = ("step", "train_loss", "window_loss")
 """What is kept of each measurement."""
 
@@ -79,6 +81,19 @@ def trained(scale: Scale, settings: Settings, folder: Path, variant: Variant | N
     return checkpoints.load(folder)
 
 
+def described_settings(settings: Settings) -> dict[str, Any]:
+    """The settings as a result's file holds them.
+
+    Those of NEWER that are at their default are left out: results of before do not have them.
+    """
+    defaults = {field.name: field.default for field in fields(Settings)}
+    return {
+        name: value
+        for name, value in asdict(settings).items()
+        if name not in NEWER or value != defaults[name]
+    }
+
+
 def run(claim: str, name: str, scale: Scale, settings: Settings, variant: Variant | None = None) -> Run:
     """Train with these settings and report the losses."""
 
@@ -86,7 +101,7 @@ def run(claim: str, name: str, scale: Scale, settings: Settings, variant: Varian
         checkpoint = trained(scale, settings, folder, variant)
         return report(checkpoint, folder)
 
-    described = asdict(settings) | {"corpus": "plays" if scale.quick else "tinyshakespeare"}
+    described = described_settings(settings) | {"corpus": "plays" if scale.quick else "tinyshakespeare"}
     if variant:
         described["variant"] = name
     return Run(claim, name, described, compute)

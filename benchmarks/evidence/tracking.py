@@ -110,10 +110,11 @@ def task_of(scale: Scale, name: str) -> Task:
 
 
 def runs(scale: Scale) -> list[Run]:
-    return [_run(scale, name, kind) for name in TITLES for kind in MODELS]
+    return [run(scale, CLAIM, name, kind) for name in TITLES for kind in MODELS]
 
 
-def _run(scale: Scale, name: str, kind: str) -> Run:
+def run(scale: Scale, claim: str, name: str, kind: str, max_time_constant: float = 1.0) -> Run:
+    """One task and one model; an ocean with a longer time constant than 1 is a leaky one."""
     task = task_of(scale, name)
     tested = (4, 8) if scale.quick and name in WORDS else _tested(name)
 
@@ -124,7 +125,7 @@ def _run(scale: Scale, name: str, kind: str) -> Run:
             V = task.tokenizer.size
             model: Model = variants.Rotary(OceanConfig(V, V, width, LAYERS, HEADS), longest, seed=0)
         else:
-            model = tasks.build(task, kind, width, LAYERS, HEADS, seed=0)
+            model = tasks.build(task, kind, width, LAYERS, HEADS, 0, max_time_constant)
         checkpoint = tasks.fit(task, model, kind, folder / "trained", seed=0)
         model.load_state_dict(dict(checkpoint.weights))
         found = {str(n): accuracy(model, task, n) for n in tested}
@@ -142,7 +143,9 @@ def _run(scale: Scale, name: str, kind: str) -> Run:
     settings |= {"batch": task.batch, "lr": task.lr, "longest": task.last_level, "tested": list(tested)}
     if name in WORDS:
         settings["start"] = "a symbol"
-    return Run(CLAIM, f"{name}-{kind}", settings, compute)
+    if max_time_constant > 1:
+        settings["max_time_constant"] = max_time_constant
+    return Run(claim, f"{name}-{kind}", settings, compute)
 
 
 def accuracy(model: Model, task: Task, level: int) -> float:
