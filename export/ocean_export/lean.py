@@ -10,6 +10,7 @@ weights are folded together beforehand (in float64), by identities of the module
     q / √K   = n' (γ Wq / √K)
     LN2(x) W1 + b1 = n̂ (γ W1) + (β W1 + b1)
     u W2 + b2 = [u, 16] [W2; b2/16]
+    λ o + (1 − λ)(x + u W2 + b2) = λ o + (1 − λ) x + u (W2 (1 − λ)) + (1 − λ) b2
 
 and what layer 1 computes from a token alone is a row of a table. From a certain width on, reading weights
 costs more than nodes do; then v and vᵒ − v are two rows of one product, so that Wv is read once.
@@ -95,7 +96,7 @@ def lean_graph(model: OceanTransformer, precision: str = "fp32", portable: bool 
     entry = INPUT[config.kind]
     layers = [fold(block) for block in blocks(model)]
     token = read_token(g, model, layers[0], entry)
-    x = advance(g, config, layers, token, OCEAN, OCEAN_NEXT)
+    x = advance(g, config, layers, token, decay_of(model), OCEAN, OCEAN_NEXT)
     read_out(g, model, x, OUTPUT[config.head])
     return g.model(
         "ocean_step",
@@ -179,8 +180,20 @@ def read(g: GraphBuilder, i: int, layer: Folded, x: str, two_rows: bool) -> Read
     return Read(n, q, residual, holds_value=True)
 
 
+def decay_of(model: OceanTransformer) -> Array | None:
+    """λ, (D,), as float64; None for the relay."""
+    decay = model.decay()
+    return None if decay is None else _array(decay)
+
+
 def advance(
-    g: GraphBuilder, config: OceanConfig, layers: list[Folded], token: Read, ocean: str, ocean_next: str
+    g: GraphBuilder,
+    config: OceanConfig,
+    layers: list[Folded],
+    token: Read,
+    decay: Array | None,
+    ocean: str,
+    ocean_next: str,
 ) -> str:
     """All layers, from what layer 1 knows of the token and the ocean to the next ocean."""
     ones, zeros = np.ones(config.width), np.zeros(config.width)
@@ -190,7 +203,12 @@ def advance(
     for i, layer in enumerate(layers):
         known = read(g, i, layer, x, two_rows) if i else token
         x = attend(g, config, i, layer, known, m)
-        x = feed_forward(g, i, layer, x, ocean_next if i == len(layers) - 1 else f"layer{i}.output")
+        if i < len(layers) - 1:
+            x = feed_forward(g, i, layer, x, f"layer{i}.output", plus=x)
+        elif decay is None:
+            x = feed_forward(g, i, layer, x, ocean_next, plus=x)
+        else:
+            x = integrate(g, i, layer, x, decay, ocean, ocean_next)
     return x
 
 
@@ -228,8 +246,8 @@ def attend(g: GraphBuilder, config: OceanConfig, i: int, layer: Folded, known: R
     return g.product(f"{name}.after_attention", y, f"{name}.out.weight", layer.out, plus=residual)
 
 
-def feed_forward(g: GraphBuilder, i: int, layer: Folded, x: str, output: str) -> str:
-    """x + W2 gelu(W1 LN2(x) + b1) + b2."""
+def feed_forward(g: GraphBuilder, i: int, layer: Folded, x: str, output: str, plus: str) -> str:
+    """`plus` + W2 gelu(W1 LN2(x) + b1) + b2."""
     name = f"layer{i}"
     D = len(layer.shift)
     if g.precision == "fp32":
@@ -237,7 +255,17 @@ def feed_forward(g: GraphBuilder, i: int, layer: Folded, x: str, output: str) ->
     n = g.layer_norm(f"{name}.normalised2", x, np.ones(D), np.zeros(D), LAYER_NORM_EPS)
     u = g.product(f"{name}.hidden", n, f"{name}.first.weight", layer.first, layer.first_bias)
     u = g.op(f"{name}.activated", "Gelu", u)
-    return g.product(output, u, f"{name}.second.weight", layer.second, layer.second_bias, plus=x)
+    return g.product(output, u, f"{name}.second.weight", layer.second, layer.second_bias, plus=plus)
+
+
+def integrate(g: GraphBuilder, i: int, layer: Folded, x: str, decay: Array, ocean: str, output: str) -> str:
+    """λ ⊙ ocean + (1 − λ) ⊙ (x + W2 gelu(W1 LN2(x) + b1) + b2), with 1 − λ inside W2 and b2."""
+    name, rest = f"layer{i}", 1 - decay
+    layer = layer._replace(second=layer.second * rest, second_bias=layer.second_bias * rest)
+    kept = g.op(f"{name}.kept", "Mul", ocean, g.weight("decay", decay.astype(np.float32)))
+    taken = g.op(f"{name}.taken", "Mul", x, g.weight("decay.rest", rest.astype(np.float32)))
+    mixed = g.op(f"{name}.mixed", "Add", kept, taken)
+    return feed_forward(g, i, layer, x, output, plus=mixed)
 
 
 def with_bias_unit(layer: Folded) -> Folded:

@@ -13,7 +13,7 @@ from ocean_train.model import OceanTransformer
 from ocean_export.build import GraphBuilder
 from ocean_export.contract import with_metadata
 from ocean_export.graph import INPUT, OCEAN, OCEAN_NEXT, OUTPUT
-from ocean_export.lean import IR_VERSION, OPSET, Read, advance, blocks, fold, read_out, read_token
+from ocean_export.lean import IR_VERSION, OPSET, Read, advance, blocks, decay_of, fold, read_out, read_token
 from ocean_export.verify import Errors, Trial
 
 
@@ -33,7 +33,7 @@ def prefill_graph(
     known = Read("step.normalised", "step.query", "step.residual", holds_value=True)
 
     body = GraphBuilder(precision, portable)
-    x = advance(body, config, layers, known, "step.ocean", "step.ocean_next")
+    x = advance(body, config, layers, known, decay_of(model), "step.ocean", "step.ocean_next")
     body.op("step.ocean_kept", "Identity", x)
     rows = ("B", D)
     g.ops(
