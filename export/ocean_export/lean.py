@@ -39,7 +39,9 @@ IR_VERSION = 9
 TWO_ROWS_FROM = 192
 """The width from which reading Wv twice costs more than the three nodes that stack and split rows."""
 SQUARE_HEADS_UP_TO = 96
-"""The width up to which summing over a head and spreading back is one D x D product, not D x H and H x D."""
+"""The width up to which summing over a head and spreading back is one D x D product, not D x H and H x D.
+
+With D/2 heads and more it always is, since then the two products read as much."""
 SMALLEST_GAMMA = 1e-7
 """A smaller |γ| is taken for this, so that β/γ exists; float32 can't see the difference."""
 
@@ -233,7 +235,9 @@ def attend(g: GraphBuilder, config: OceanConfig, i: int, layer: Folded, known: R
     dk = g.product(f"{name}.key_difference", e, f"{name}.key.weight", layer.key, key_bias)
     scores = g.op(f"{name}.scores", "Mul", q, dk)
     to_heads = heads(config.width, H)
-    if config.width <= SQUARE_HEADS_UP_TO:
+    if config.width == H:
+        a = g.op(f"{name}.read_weight", "Sigmoid", scores)
+    elif config.width <= SQUARE_HEADS_UP_TO or config.width <= 2 * H:
         summed = g.op(f"{name}.summed", "Gemm", scores, g.weight("heads", to_heads @ to_heads.T))
         a = g.op(f"{name}.read_weight", "Sigmoid", summed)
     else:

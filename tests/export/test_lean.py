@@ -44,8 +44,11 @@ def assert_is_the_module(proto: onnx.ModelProto, model: OceanTransformer, batch:
 
 
 @given(
-    st.sampled_from([(1, 1), (8, 2), (12, 3), (64, 4), (100, 4), (192, 4), (200, 2)]),
+    st.sampled_from(
+        [(1, 1), (8, 2), (8, 8), (12, 3), (64, 4), (100, 4), (100, 50), (192, 4), (200, 2), (200, 200)]
+    ),
     st.integers(1, 3),
+    st.sampled_from([1.0, 100.0]),
     st.sampled_from([3, 900]),
     st.sampled_from(["tokens", "classes", "regression", "features"]),
     st.integers(1, 5),
@@ -53,15 +56,16 @@ def assert_is_the_module(proto: onnx.ModelProto, model: OceanTransformer, batch:
 )
 @settings(deadline=None, max_examples=40)
 def test_it_computes_the_step_at_any_size(
-    size: tuple[int, int], layers: int, inputs: int, what: str, batch: int, seed: int
+    size: tuple[int, int], layers: int, tau: float, inputs: int, what: str, batch: int, seed: int
 ) -> None:
     width, heads = size
+    sizes = {"width": width, "layers": layers, "heads": heads, "max_time_constant": tau}
     config = (
-        OceanConfig(inputs, inputs, width, layers, heads)
+        OceanConfig(inputs, inputs, **sizes)
         if what == "tokens"
-        else OceanConfig(inputs, 4, width, layers, heads, kind="tokens", head="classes")
+        else OceanConfig(inputs, 4, **sizes, kind="tokens", head="classes")
         if what == "classes"
-        else OceanConfig(7, 4, width, layers, heads, kind="features", head="regression")
+        else OceanConfig(7, 4, **sizes, kind="features", head="regression")
     )
     model = randomised(OceanTransformer(config, seed=seed % 1000))
     assert_is_the_module(lean_graph(model), model, batch, seed)
@@ -75,6 +79,16 @@ def test_every_layout_computes_the_step(two_rows: int, square: int, monkeypatch:
     model = randomised(OceanTransformer(OceanConfig(40, 40, 48, 3, 4)))
     for batch in (1, 5):
         assert_is_the_module(lean_graph(model), model, batch, seed=batch)
+
+
+@pytest.mark.parametrize("width", [48, 256])
+@pytest.mark.parametrize("learned", [False, True])
+def test_a_leak_costs_three_nodes_and_no_node_without_one(width: int, learned: bool) -> None:
+    relay = randomised(OceanTransformer(OceanConfig(40, 40, width, 2, 4)))
+    leak = OceanConfig(40, 40, width, 2, 4, max_time_constant=64.0, learn_time_constants=learned)
+    leaky = randomised(OceanTransformer(leak))
+    assert_is_the_module(lean_graph(leaky), leaky, batch=3, seed=1)
+    assert len(lean_graph(leaky).graph.node) == len(lean_graph(relay).graph.node) + 3
 
 
 def test_a_layer_norm_that_lets_nothing_through_is_folded_too() -> None:

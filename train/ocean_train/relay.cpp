@@ -227,10 +227,91 @@ template <class S> void normalise_backward(i64 M, i64 D, const S* dhat, const S*
     }
 }
 
+// a = 1 / (1 + e^-s), H numbers.
+inline void sigmoid(i64 H, const float* s, float* a) {
+    for (i64 h = 0; h < H; h += W<float>) {
+        const i64 count = std::min<i64>(W<float>, H - h);
+        Vec<float> x{};
+        if (count == W<float>) x = load(s + h);
+        else std::memcpy(&x, s + h, count * sizeof(float));
+        const Vec<float> e = exponential(x < 0.0f ? x : -x), whole = 1.0f + e, weight = (x < 0.0f ? e : 1.0f - Vec<float>{}) / whole;
+        if (count == W<float>) store(a + h, weight);
+        else std::memcpy(a + h, &weight, count * sizeof(float));
+    }
+}
+
+inline void sigmoid(i64 H, const double* s, double* a) {
+    for (i64 h = 0; h < H; ++h) a[h] = 1 / (1 + std::exp(-s[h]));
+}
+
+// Heads of K numbers, K known when this is compiled: the sum over each head, (D) -> (H), and back, (H) -> (D).
+template <int K, class S> inline void sum_heads(i64 H, const S* __restrict x, S* __restrict sums) {
+    for (i64 h = 0; h < H; ++h) {
+        S sum = x[h * K];
+#pragma GCC unroll 4
+        for (int i = 1; i < K; ++i) sum += x[h * K + i];
+        sums[h] = sum;
+    }
+}
+
+template <int K, class S> inline void spread_heads(i64 H, const S* __restrict x, S* __restrict wide) {
+    for (i64 h = 0; h < H; ++h)
+#pragma GCC unroll 4
+        for (int i = 0; i < K; ++i) wide[h * K + i] = x[h];
+}
+
+// `read` for heads of few numbers: its loops run over all heads of a row, since one head does not fill a vector.
+template <int K, class S>
+void read_narrow(i64 M, i64 D, i64 H, const S* qkv, const S* kvo, i64 ldo, S* a, S* y) {
+    const S root = 1 / std::sqrt(S(K));
+    std::vector<S> scratch(2 * D);
+    S *__restrict wide = scratch.data(), *__restrict scores = wide + D;
+    for (i64 r = 0; r < M; ++r, qkv += 3 * D, kvo += ldo, y += D, a += H) {
+        const S *q = qkv, *k = q + D, *v = q + 2 * D, *ko = kvo, *vo = ko + D;
+        for (i64 i = 0; i < D; ++i) wide[i] = q[i] * (ko[i] - k[i]) * root;
+        sum_heads<K>(H, wide, scores);
+        sigmoid(H, scores, a);
+        spread_heads<K>(H, a, wide);
+#pragma omp simd
+        for (i64 i = 0; i < D; ++i) y[i] = v[i] + wide[i] * (vo[i] - v[i]);
+    }
+}
+
+template <int K, class S>
+void read_backward_narrow(i64 M, i64 D, i64 H, const S* dy, const S* a, S* qkv, S* kvo, i64 ldo, S* sums) {
+    const S root = 1 / std::sqrt(S(K));
+    std::vector<S> scratch(3 * D);
+    S *__restrict wide = scratch.data(), *__restrict weight = wide + D, *__restrict ds = weight + D;
+    for (i64 r = 0; r < M; ++r, qkv += 3 * D, kvo += ldo, dy += D, a += H) {
+        S *q = qkv, *k = q + D, *v = q + 2 * D, *ko = kvo, *vo = ko + D, *sq = sums, *sv = sums + 2 * D;
+        for (i64 i = 0; i < D; ++i) wide[i] = dy[i] * (vo[i] - v[i]);
+        sum_heads<K>(H, wide, ds);
+        for (i64 h = 0; h < H; ++h) ds[h] *= a[h] * (1 - a[h]) * root;
+        spread_heads<K>(H, ds, wide);
+        spread_heads<K>(H, a, weight);
+#pragma omp simd
+        for (i64 i = 0; i < D; ++i) {
+            const S dq = wide[i] * (ko[i] - k[i]), dko = wide[i] * q[i], dvo = weight[i] * dy[i];
+            q[i] = dq;
+            k[i] = -dko;
+            ko[i] = dko;
+            v[i] = dy[i] - dvo;
+            vo[i] = dvo;
+            sq[i] += dq;
+            sv[i] += dy[i];
+        }
+    }
+}
+
 // a = σ(q·(kᵒ − k)/√K) per head, y = v + a (vᵒ − v)
 template <class S>
 void read(i64 M, i64 D, i64 H, const S* qkv, const S* kvo, i64 ldo, S* a, S* y) {
     const i64 K = D / H;
+    switch (K) {
+        case 1: return read_narrow<1>(M, D, H, qkv, kvo, ldo, a, y);
+        case 2: return read_narrow<2>(M, D, H, qkv, kvo, ldo, a, y);
+        case 4: return read_narrow<4>(M, D, H, qkv, kvo, ldo, a, y);
+    }
     const S root = 1 / std::sqrt(S(K));
     for (i64 r = 0; r < M; ++r, qkv += 3 * D, kvo += ldo, y += D) {
         for (i64 h = 0; h < H; ++h) {
@@ -250,6 +331,11 @@ void read(i64 M, i64 D, i64 H, const S* qkv, const S* kvo, i64 ldo, S* a, S* y) 
 template <class S>
 void read_backward(i64 M, i64 D, i64 H, const S* dy, const S* a, S* qkv, S* kvo, i64 ldo, S* sums) {
     const i64 K = D / H;
+    switch (K) {
+        case 1: return read_backward_narrow<1>(M, D, H, dy, a, qkv, kvo, ldo, sums);
+        case 2: return read_backward_narrow<2>(M, D, H, dy, a, qkv, kvo, ldo, sums);
+        case 4: return read_backward_narrow<4>(M, D, H, dy, a, qkv, kvo, ldo, sums);
+    }
     const S root = 1 / std::sqrt(S(K));
     for (i64 r = 0; r < M; ++r, qkv += 3 * D, kvo += ldo, dy += D) {
         for (i64 h = 0; h < H; ++h) {
