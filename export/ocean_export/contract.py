@@ -38,6 +38,7 @@ def contract_of(checkpoint: Checkpoint, model: OceanTransformer) -> Contract:
         normalisation=observations.normalisation() if observations else None,
         rate_hz=observations.rate_hz if observations else None,
         max_age_s=observations.max_age_s if observations else None,
+        max_time_constant=_longest_time_constant(model),
         time=observations.time if observations else "",
         episode=observations.episode if observations else "",
         sizes={
@@ -53,6 +54,12 @@ def contract_of(checkpoint: Checkpoint, model: OceanTransformer) -> Contract:
         ir_version=IR_VERSION,
         provenance=_provenance(checkpoint),
     )
+
+
+def _longest_time_constant(model: OceanTransformer) -> float:
+    """τ = 1 / (1 − λ) of the slowest channel, in steps."""
+    decay = model.decay()
+    return 1.0 if decay is None else float(1 / (1 - decay.double().max()))
 
 
 MEANING = {

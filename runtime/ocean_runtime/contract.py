@@ -122,6 +122,8 @@ class Contract:
     """Steps a second in the training data, where it has a rate."""
     max_age_s: float | None = None
     """How long the last value of each source was held in the training data before the episode ended."""
+    max_time_constant: float | None = None
+    """The longest time constant of the state's leaky integration, in steps; 1 where each step replaces it whole."""
     time: str = ""
     """The column of the clock in the training data, with its unit, where gaps in it ended episodes: `stamp [s]`."""
     episode: str = ""
@@ -168,7 +170,11 @@ class Contract:
                 raise ContractError(
                     f"the contract gives {tensor.name!r} a reference or a range that is not finite"
                 )
-        for name, given in (("rate_hz", self.rate_hz), ("max_age_s", self.max_age_s)):
+        for name, given in (
+            ("rate_hz", self.rate_hz),
+            ("max_age_s", self.max_age_s),
+            ("max_time_constant", self.max_time_constant),
+        ):
             if given is not None and not (_is_finite(given) and given > 0):
                 raise ContractError(f"the contract's {name} must be positive and finite")
         for state in self.states:
@@ -269,6 +275,7 @@ _EXPECTED: dict[str, tuple[type, ...]] = {
     "constant": (int, float, type(None)),
     "rate_hz": (int, float, type(None)),
     "max_age_s": (int, float, type(None)),
+    "max_time_constant": (int, float, type(None)),
     "time": (str,),
     "episode": (str,),
     "reference": (int, float),

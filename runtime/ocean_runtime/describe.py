@@ -29,6 +29,10 @@ def describe(contract: Contract) -> str:
     lines += ["state"]
     for s in contract.states:
         lines += [f"  {s.input} -> {s.output}  {s.dtype} {show_shape(s.shape)}, initially {s.initial:g}"]
+    longest = contract.max_time_constant
+    if longest is not None and longest > 1:
+        seconds = f" ({longest / contract.rate_hz:.3g} s)" if contract.rate_hz else ""
+        lines += [f"  leaky integration, with time constants up to {longest:.4g} steps{seconds}"]
     lines += [f"  id {contract.state_id}"]
     if contract.tokenizer:
         tokens = contract.tokenizer.tokens

@@ -325,6 +325,7 @@ def _leak(settings: Settings, data: Data | Sensors) -> str:
 
 def _show(checkpoint: Checkpoint, data: Data | Sensors, out: Path) -> None:
     """Draw the curves, print what was reached, and a sample of text or errors in the units of the sensors."""
+    from ocean_train import influence
     from ocean_train.batches import Data
     from ocean_train.loop import Settings, build
     from ocean_train.metrics import evaluate
@@ -348,6 +349,11 @@ def _show(checkpoint: Checkpoint, data: Data | Sensors, out: Path) -> None:
     reads = data.tokenizer if isinstance(data, Data) else data.observations
     model = build(settings, reads)
     model.load_state_dict(dict(checkpoint.best_weights))
+    found = influence.measure(model, data)
+    if found is not None:
+        rate_hz = None if isinstance(data, Data) else data.observations.rate_hz
+        influence.plot({settings.model: found}, out / "influence.png", rate_hz)
+        _print(f"memory {found.describe(rate_hz)}; {out}/influence.png")
     if not isinstance(data, Data):
         _print(str(evaluate(model, data, settings.window)))
         return

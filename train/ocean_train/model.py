@@ -130,9 +130,12 @@ class OceanConfig:
 
 
 def time_constants(config: OceanConfig) -> list[float]:
-    """τ of each channel in steps, (D,): log-spaced from 1 to `max_time_constant`; where λ is learned, its start."""
-    D = config.width
-    return [config.max_time_constant ** (i / (D - 1) if D > 1 else 1.0) for i in range(D)]
+    """τ of each channel in steps, (D,); where λ is learned, its start.
+
+    1 for the first half of the channels, which are replaced whole; log-spaced up to `max_time_constant` for the rest.
+    """
+    slow = (config.width + 1) // 2
+    return [1.0] * (config.width - slow) + [config.max_time_constant ** ((i + 1) / slow) for i in range(slow)]
 
 
 @lru_cache(maxsize=64)
