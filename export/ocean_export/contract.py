@@ -59,7 +59,7 @@ def contract_of(checkpoint: Checkpoint, model: OceanTransformer) -> Contract:
 def _longest_time_constant(model: OceanTransformer) -> float:
     """τ = 1 / (1 − λ) of the slowest channel, in steps."""
     decay = model.decay()
-    return 1.0 if decay is None else float(1 / (1 - decay.double().max()))
+    return 1.0 if decay is None else float(1 / (1 - decay.detach().double().max()))
 
 
 MEANING = {
