@@ -23,8 +23,9 @@ constant share λ of what it was:
 
     oₜ = λ ⊙ oₜ₋₁ + (1 − λ) ⊙ (x after the last layer)      λ = 1 − 1/τ
 
-with time constants τ of 1 to `max_time_constant` steps, log-spaced over the D channels. With
-`max_time_constant` = 1 it is the relay, bit for bit. It has no gate and, with λ fixed, no parameter.
+with a time constant of τ steps. τ is 1 in one half of the channels, so that they are replaced whole, and log-spaced up
+to `max_time_constant` in the other half. With `max_time_constant` = 1 it is the relay, bit for bit. It has no gate
+and, with λ fixed, no parameter.
 
 `OceanTransformer.step` is the definition. `forward` embeds all T inputs, relays the ocean from step to
 step, and reads all oceans out; `relay` below is that loop written plainly, and every faster way to
