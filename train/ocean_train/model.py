@@ -291,8 +291,8 @@ def initialise(model: nn.Module, seed: int, first_weights: str = "normal") -> No
     from the ocean. docs/log.md has the comparison.
 
     `identity`, for blocks of the Ocean: as `normal`, then Wv is orthogonal and Wo its transpose, so that what is
-    read passes through unchanged; W2 is 0.3 of its size; and the bias of a linear input map is N(0, 1), without
-    which LN1 would erase an observation's magnitude.
+    read passes through unchanged; W2 is 0.3 of its size, and so is a linear input map, so that no single observation
+    outweighs what is read; and that map's bias is N(0, 1), without which LN1 would erase an observation's magnitude.
 
     Raises ValueError for another name.
     """
@@ -330,6 +330,7 @@ def _pass_through(model: OceanTransformer, generator: torch.Generator) -> None:
         block.wo.weight.copy_(orthogonal.T)
         block.w2.weight.mul_(0.3)
     if isinstance(model.embed, nn.Linear):
+        model.embed.weight.mul_(0.3)
         model.embed.bias.copy_(torch.randn(model.embed.bias.shape, generator=generator))
 
 
