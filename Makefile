@@ -3,13 +3,16 @@
 #   make test    all tests of every change; make soak: those that take too long for that
 #   make evidence      the paper's claims -> docs/evidence.md; hours, resumable (QUICK=1: minutes, at a tiny size)
 #   make lint    ruff; make types: mypy, strict
+#   make release       wheel and source archive in dist/, and a smoke test of the wheel in an empty environment
+#   make runtime-test  the runtime's tests without PyTorch, in .venv-runtime, for another PYTHON
+#   make node-test     the node's tests with the ROS 2 that is installed and sourced
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test soak evidence lint types clean
+.PHONY: demo test soak evidence lint types release runtime-test node-test clean
 
 PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 
@@ -44,5 +47,25 @@ lint: $(VENV)/installed-dev
 types: $(VENV)/installed-dev
 	$(BIN)/mypy
 
+release: $(VENV)/installed-dev
+	rm -rf dist .venv-release
+	$(BIN)/python -m build --outdir dist
+	$(PYTHON) -m venv .venv-release
+	.venv-release/bin/pip install --quiet "$$(ls dist/*.whl)[cpu]"
+	printf 'ROMEO' | .venv-release/bin/ocean-run tests/fixtures/tiny.onnx
+	.venv-release/bin/ocean-run tests/fixtures/tiny.onnx --info
+	rm -rf .venv-release
+
+runtime-test:
+	$(PYTHON) -m venv .venv-runtime
+	.venv-runtime/bin/pip install --quiet '.[cpu,bags]' onnx pytest hypothesis
+	.venv-runtime/bin/python -m pytest tests/runtime
+
+# ROS brings rclpy and the messages; the rest comes into an environment that sees them.
+node-test:
+	$(PYTHON) -m venv --system-site-packages .venv-node
+	.venv-node/bin/pip install --quiet '.[cpu,bags]' onnx pytest hypothesis
+	.venv-node/bin/python -m pytest tests/ros
+
 clean:
-	rm -rf $(VENV) demo runs
+	rm -rf $(VENV) .venv-* demo dist runs
