@@ -173,7 +173,7 @@ def look(**changes: object) -> Look:
         "norm": 1.0,
         "save_problem": "",
         "save_age": 1.0,
-        "mismatches": (),
+        "publisher_problems": (),
     }
     return Look(counts=Counters(**values), **{**defaults, **rest})  # type: ignore[arg-type]
 
@@ -191,7 +191,7 @@ def test_judgement_needs_bad_seconds_in_a_row() -> None:
         (ERROR, look(save_problem="full disk")),
         (WARN, look(save_age=31.0)),
         (WARN, look(norm=np.inf)),
-        (WARN, look(mismatches=["no"])),
+        (WARN, look(publisher_problems=["no"])),
     ]
     for level, bad in cases:
         assert max(level for level, _ in judge(bad, settings)) == level

@@ -76,8 +76,8 @@ class Look:
     save_problem: str
     save_age: float | None
     """Seconds since the last save, or activation; None without periodic saving."""
-    mismatches: Sequence[str]
-    """Inputs that a publisher's QoS doesn't fit, in a sentence each."""
+    publisher_problems: Sequence[str]
+    """Publishers that can't be heard, and inputs with several publishers, in a sentence each."""
 
 
 def judge(look: Look, settings: Settings) -> list[Problem]:
@@ -105,7 +105,7 @@ def judge(look: Look, settings: Settings) -> list[Problem]:
         problems.append((ERROR, look.save_problem))
     elif look.save_age is not None and look.save_age > 3 * settings.save_period:
         problems.append((WARN, f"the last save is {look.save_age:.0f} s old"))
-    return problems + [(WARN, mismatch) for mismatch in look.mismatches]
+    return problems + [(WARN, problem) for problem in look.publisher_problems]
 
 
 class Judgement:

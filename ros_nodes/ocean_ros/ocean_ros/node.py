@@ -36,9 +36,9 @@ from ocean_ros.stepping import Publishers, Stepper
 from ocean_ros.wiring import InputWire, Wiring, check_topics, wire
 
 try:
-    from rclpy.event_handler import SubscriptionEventCallbacks
+    from rclpy.event_handler import PublisherEventCallbacks, SubscriptionEventCallbacks
 except ImportError:  # before ROS 2 Iron
-    from rclpy.qos_event import SubscriptionEventCallbacks
+    from rclpy.qos_event import PublisherEventCallbacks, SubscriptionEventCallbacks
 
 RELIABLE = QoSProfile(depth=10, reliability=ReliabilityPolicy.RELIABLE)
 WHOLE = QoSProfile(depth=1000, reliability=ReliabilityPolicy.RELIABLE)
@@ -105,21 +105,19 @@ class OceanNode(LifecycleNode):
         self.activated_at = 0.0
         self.sim_time = False
         self._changed = False
-        self.triggers: Services | None = None
         self._saving: tuple[int, int] | None = None
         self._made: list[Callable[[], object]] = []
         self._running: list[Callable[[], object]] = []
         self.subscribed: dict[str, tuple[InputWire, QoSProfile]] = {}
-        self.unfit: set[str] = set()
-        """Names of inputs that a publisher's QoS doesn't fit."""
-        self.told: set[str] = set()
-        """What the log has said about them since the activation."""
+        self.logged_warnings: set[str] = set()
+        """What the log has said about publishers since the activation."""
         self._problems: dict[str, str] = {}
         self.add_on_set_parameters_callback(self._on_set)
         self._problems |= parameters.declare(self, Settings)
         for table in (Input, Output):  # so that theirs can be set before the first configure
             self._declare_named(table)
         self._warn_unknown(nested=False)
+        self.triggers = Services(self)
         self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", RELIABLE)
         self.create_timer(1.0, self._diagnose, clock=self.steady)
 
@@ -139,7 +137,6 @@ class OceanNode(LifecycleNode):
                 raise ParameterError(f"parameter model_path: {error}") from None
             self.memory = Memory(model, self._state_path())
             self._connect(model)
-            self.triggers = Services(self, self.memory)
         except BaseException:
             self._release()
             raise
@@ -253,7 +250,8 @@ class OceanNode(LifecycleNode):
         qos = WHOLE if wiring.trigger is not None and wiring.trigger.every else RELIABLE
 
         def publisher(message: Any, topic: str) -> Any:
-            made = self.create_lifecycle_publisher(message, topic, qos)
+            quiet = PublisherEventCallbacks(use_default_callbacks=False)  # see _start
+            made = self.create_lifecycle_publisher(message, topic, qos, event_callbacks=quiet)
             self._made.append(functools.partial(self.destroy_lifecycle_publisher, made))
             return made
 
@@ -311,12 +309,14 @@ class OceanNode(LifecycleNode):
         self.stepper.restart_counts()
         self.stepper.begin()
         self.activated_at = time.monotonic()
-        self.judgement, self.unfit, self.told, self.subscribed = Judgement(), set(), set(), {}
+        self.judgement, self.logged_warnings, self.subscribed = Judgement(), set(), {}
         for item in wiring.inputs:
             qos = EVERY if item.every else LATEST
-            events = SubscriptionEventCallbacks(incompatible_qos=functools.partial(self._on_unfit, item.name))
+            # No event callbacks, not even rclpy's own: one that comes for a subscription or publisher which is
+            # gone crashes the process (rclpy issue 1644). Diagnostics ask for the publishers' QoS instead.
+            quiet = SubscriptionEventCallbacks(use_default_callbacks=False)
             made = self.create_subscription(
-                item.message, item.topic, self._receiver(item), qos, event_callbacks=events
+                item.message, item.topic, self._receiver(item), qos, event_callbacks=quiet
             )
             self.subscribed[item.name] = (item, qos)
             self._running.append(functools.partial(self.destroy_subscription, made))
@@ -353,9 +353,7 @@ class OceanNode(LifecycleNode):
     def _release(self) -> None:
         """Undo on_configure."""
         self._disconnect()
-        if self.triggers is not None:
-            self.triggers.close()
-        self.triggers = self.memory = None
+        self.memory = None
 
     # What happens while active
 
@@ -406,9 +404,6 @@ class OceanNode(LifecycleNode):
         self.stepper.apply(
             self.settings.on_clock_jump, f"ROS time jumped by {jump.delta.nanoseconds * 1e-9:.1f} s"
         )
-
-    def _on_unfit(self, name: str, event: Any) -> None:
-        self.unfit.add(name)  # the next diagnostics say so: by then the publisher's name is known
 
     # Parameters and diagnostics
 

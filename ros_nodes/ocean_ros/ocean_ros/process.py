@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from types import FrameType
 
 import rclpy
@@ -22,6 +23,8 @@ All parameters, with their defaults: config/ocean.yaml of this package; `ros2 pa
 
 SPIN = 0.1
 """Seconds at most until a signal is noticed."""
+ANSWER_TIMEOUT = 5.0
+"""Seconds at the end of the process for the answers to pending service calls."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -66,6 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
     finally:
         if node.label != "finalized":
             node.trigger_shutdown()
+        answer_pending(node, executor)
         executor.remove_node(node)
         node.destroy_node()
         rclpy.try_shutdown()
@@ -84,6 +88,14 @@ def spin(node: OceanNode, executor: Executor) -> None:
             f"a callback failed, and the node goes on: {type(error).__name__}: {error}",
             throttle_duration_sec=1.0,
         )
+
+
+def answer_pending(node: OceanNode, executor: Executor) -> None:
+    """Answer the service calls that still wait, so that no service is destroyed before its call is answered."""
+    node.triggers.refuse()
+    end = time.monotonic() + ANSWER_TIMEOUT
+    while rclpy.ok() and node.triggers.pending and time.monotonic() < end:
+        spin(node, executor)
 
 
 def make_executor() -> Executor:
