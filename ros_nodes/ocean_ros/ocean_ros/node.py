@@ -385,6 +385,7 @@ class OceanNode(LifecycleNode):
                 self.label == "active"
                 and self.stepper is not None
                 and self.stepper.take(item.name, message, info)
+                and self._work.is_canceled()  # rclpy's executor runs a timer once for each reset
             ):
                 self._work.reset()
 

@@ -121,7 +121,7 @@ class Stepper:
         return now
 
     def take(self, name: str, message: Any, info: Mapping[str, Any]) -> bool:
-        """A message has come on an input -> whether text is left to be read or said."""
+        """A message has come on an input -> whether there is text to be read, which `work` does."""
         self.counters.received += 1
         self.counters.dropped += self._drops[name].count(info)
         now = self.now()
@@ -132,7 +132,7 @@ class Stepper:
                 self._warn(
                     "refused", "a message is left out: more than max_pending tokens would wait to be read"
                 )
-            return self.work()
+            return True  # read later, in slices: other callbacks get their turn between them
         self._latest[name] = _Latest(message, now - waited(info))
         if self._wires[name] is self.wiring.trigger:
             self._observe(now)
