@@ -37,11 +37,12 @@ def leaky(
     rate_hz: float | None = None,
     work: int = 0,
     reference: float = 0.0,
+    high: float | None = None,
     note: str = "",
 ) -> Path:
     """Write such a model. outputs: names where it does not predict its next input.
 
-    reference: of every element, such as a UTM coordinate's.
+    reference: of every element, such as a UTM coordinate's. high: the largest value that it had in training.
     work: the size of a square matrix that each step multiplies with ten times, for a step that takes long.
     """
     names = list(inputs if outputs is None else outputs)
@@ -95,7 +96,7 @@ def leaky(
                 "observation",
                 "float32",
                 ("B", len(inputs)),
-                elements=tuple(Element(n, reference=reference) for n in inputs),
+                elements=tuple(Element(n, high=high, reference=reference) for n in inputs),
             ),
         ),
         outputs=(

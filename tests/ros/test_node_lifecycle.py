@@ -99,6 +99,10 @@ def test_each_mistake_fails_configure_with_one_sentence(
     assert "parameter trigger is 'no'" in refused(pair, input__input__fields=[""], trigger="no")
     assert "step_at: rate needs one" in refused(pair, trigger="", step_at="rate")
     assert "there is no folder" in refused(pair, step_at="message", state_path="/no/where.safetensors")
+    told = refused(pair, state_path=str(tmp_path / "imu.onnx"))
+    assert "parameter state_path: the state can't be saved to" in told and "is no snapshot" in told
+    assert "it is a folder" in refused(pair, state_path=str(tmp_path))
+    assert "it is a device" in refused(pair, state_path="/dev/null")
     assert "input.input.topic" in refused(pair, state_path="", input__input__topic="/a b")
     assert "output.output.fields" in refused(
         pair, input__input__topic="/imu", output__output__type="geometry_msgs/msg/Twist"

@@ -10,12 +10,12 @@ import re
 import time
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from diagnostic_msgs.msg import DiagnosticArray
 from ocean_runtime import OceanError, OceanModel
+from ocean_runtime.state_path import StatePath
 from rcl_interfaces.msg import SetParametersResult
 from rclpy.clock import Clock, ClockType, JumpThreshold  # type: ignore[attr-defined]
 from rclpy.duration import Duration
@@ -100,6 +100,7 @@ class OceanNode(LifecycleNode):
         self.memory: Memory | None = None
         self.stepper: Stepper | None = None
         self.saver: Saver | None = None
+        self.held: StatePath | None = None
         self.judgement, self.window = Judgement(), Window()
         self.steady = Clock(clock_type=ClockType.STEADY_TIME)
         self.activated_at = 0.0
@@ -135,7 +136,7 @@ class OceanNode(LifecycleNode):
                 model = load(self.settings.model_path)  # its warm-up is a stream of its own
             except OceanError as error:
                 raise ParameterError(f"parameter model_path: {error}") from None
-            self.memory = Memory(model, self._state_path())
+            self.memory = Memory(model, None)
             self._connect(model)
         except BaseException:
             self._release()
@@ -155,7 +156,6 @@ class OceanNode(LifecycleNode):
         assert self.memory is not None
         if self._changed:
             self.settings = self._read_settings()
-            self.memory.path = self._state_path()
             self._connect(self.memory.stream.model)
         self.sim_time = bool(self.get_parameter("use_sim_time").value)
         settings = self.settings
@@ -215,31 +215,45 @@ class OceanNode(LifecycleNode):
                 raise ParameterError(reason)
         return parameters.read(self, Settings)
 
-    def _state_path(self) -> Path | None:
-        if not self.settings.state_path:
-            return None
-        path = Path(self.settings.state_path).expanduser()
-        if not path.parent.is_dir():
-            raise ParameterError(f"parameter state_path is {path}, but there is no folder {path.parent}")
-        return path
+    def _hold_state(self) -> StatePath | None:
+        """The file of the state, which no other process or node may use meanwhile. Raises ParameterError."""
+        given = self.settings.state_path
+        if self.held is not None and self.held.given == given:
+            return self.held
+        try:
+            return StatePath(given) if given else None
+        except OceanError as error:
+            raise ParameterError(f"parameter state_path: {error}") from None
 
-    def _connect(self, model: OceanModel) -> None:
-        """Wire the model to topics, and make the publishers."""
-        assert self.memory is not None
-        inputs, outputs = self._named(Input), self._named(Output)
+    def _wiring(self, model: OceanModel, inputs: dict[str, Input], outputs: dict[str, Output]) -> Wiring:
+        """How the model is connected to topics. Raises ParameterError where it can't be."""
         wiring = wire(model.contract, self.settings, inputs, outputs)
         own = (*OWN_TOPICS, "~/surprise") if predicts(model) else OWN_TOPICS
         check_topics(wiring, own, self._full)
         trained = model.contract.rate_hz
         if trained and wiring.rate and abs(wiring.rate / trained - 1) > 0.05:
             self.get_logger().warning(f"rate is {wiring.rate:g}, but the model was trained at {trained:g} Hz")
+        return wiring
+
+    def _connect(self, model: OceanModel) -> None:
+        """Wire the model to topics, and make the publishers."""
+        assert self.memory is not None
+        inputs, outputs = self._named(Input), self._named(Output)
+        held = self._hold_state()
+        try:
+            wiring = self._wiring(model, inputs, outputs)
+        except BaseException:
+            if held is not None and held is not self.held:
+                held.release()
+            raise
         self._disconnect()
+        if self.held is not None and self.held is not held:
+            self.held.release()
+        self.held, self.memory.path = held, held.path if held is not None else None
         self._make_publishers(wiring)
         self.inputs, self.outputs, self.window = inputs, outputs, Window()
-        path = self.memory.path
-        self.saver = (
-            Saver(path, self.settings.save_keep, self.get_logger().warning) if path is not None else None
-        )
+        if held is not None:
+            self.saver = Saver(held.path, self.settings.save_keep, self.get_logger(), self.memory.limit)
         self._saving = None
         self._changed = False
         self._warn_unknown(nested=True)  # those of inputs and outputs are declared by now
@@ -346,6 +360,7 @@ class OceanNode(LifecycleNode):
             self.get_logger().error(
                 f"the disk under {self.saver.path} does not answer; its last save is lost"
             )
+            self.held = None  # without a release: the write that hangs may still end
         self.saver = self.stepper = None
         while self._made:
             self._made.pop()()
@@ -353,7 +368,9 @@ class OceanNode(LifecycleNode):
     def _release(self) -> None:
         """Undo on_configure."""
         self._disconnect()
-        self.memory = None
+        if self.held is not None:
+            self.held.release()
+        self.held = self.memory = None
 
     # What happens while active
 

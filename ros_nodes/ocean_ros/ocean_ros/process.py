@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 import time
 from types import FrameType
+from typing import Any
 
 import rclpy
 from rclpy.executors import Executor, ExternalShutdownException, SingleThreadedExecutor
@@ -53,6 +55,9 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"ocean_node: ROS can't take these arguments: {str(error).splitlines()[0]}", file=sys.stderr)
         return 2
     node = OceanNode()
+    runtime_log = logging.getLogger("ocean_runtime")
+    runtime_log.addHandler(RosLog(node.get_logger()))
+    runtime_log.setLevel(logging.INFO)
     executor = make_executor()
     executor.add_node(node)
     try:
@@ -74,6 +79,24 @@ def main(arguments: list[str] | None = None) -> int:
         node.destroy_node()
         rclpy.try_shutdown()
     return 0
+
+
+class RosLog(logging.Handler):
+    """What the runtime logs, such as inputs outside the training data's range, goes where the node's log goes."""
+
+    def __init__(self, logger: Any) -> None:
+        super().__init__()
+        self._logger = logger
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One line of its own for each level: rclpy refuses two levels on one line of the program."""
+        text = record.getMessage()
+        if record.levelno >= logging.ERROR:
+            self._logger.error(text)
+        elif record.levelno >= logging.WARNING:
+            self._logger.warning(text)
+        else:
+            self._logger.info(text)
 
 
 def spin(node: OceanNode, executor: Executor) -> None:
