@@ -35,6 +35,7 @@ def leaky(
     width: int = 8,
     seed: int = 0,
     rate_hz: float | None = None,
+    max_age_s: float | None = None,
     work: int = 0,
     reference: float = 0.0,
     high: float | None = None,
@@ -111,6 +112,7 @@ def leaky(
         states=(State("ocean", "ocean_next", "float32", ("B", width)),),
         state_id=digest({"W": W, "V": V}),
         rate_hz=rate_hz,
+        max_age_s=max_age_s,
         provenance={"note": note},
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)

@@ -170,6 +170,7 @@ def look(**changes: object) -> Look:
     defaults = {
         "seconds": 1.0,
         "wanted": 100.0,
+        "gap_after": 1.0,
         "idle": 0.01,
         "norm": 1.0,
         "save_problem": "",

@@ -34,7 +34,7 @@ def test_a_mistake_hides_no_parameter_and_ends_with_the_input(tmp_path: Path) ->
     given = {
         "rate": "fast",
         "inputs": ["a", "b"],
-        "input__a__max_age": -1.0,
+        "input__a__max_age": -2.0,
         "input__b__type": IMU["input__input__type"],
     }
     with robot(tmp_path, model_path=leaky(tmp_path / "imu.onnx"), **given) as pair:
@@ -168,7 +168,7 @@ def test_structural_parameters_are_refused_while_active(pair: Pair) -> None:
         (reason,) = client.set("ocean", **{name: value})
         assert "can't change while the node is active; deactivate it first" in reason
     assert client.set("ocean", gap_after=2, model_path="x.onnx") == [], "an integer does for a double"
-    (reason,) = client.set("ocean", gap_after=-1.0)
+    (reason,) = client.set("ocean", gap_after=-1.5)
     assert "out of range" in reason
     (reason,) = client.set("ocean", on_gap="forget")
     assert "choose keep or reset or restore" in reason

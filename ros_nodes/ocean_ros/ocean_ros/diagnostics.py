@@ -70,6 +70,8 @@ class Look:
     seconds: float
     wanted: float
     """Steps a second; 0 where nobody said."""
+    gap_after: float
+    """Seconds without input that count as a gap; 0 for never."""
     idle: float | None
     """Seconds since the last input; None where silence is normal, as with text."""
     norm: float
@@ -88,7 +90,7 @@ def judge(look: Look, settings: Settings) -> list[Problem]:
         problems.append((ERROR, f"{rate:.1f} of {look.wanted:g} steps a second"))
     elif look.wanted and rate < settings.warn_rate * look.wanted:
         problems.append((WARN, f"{rate:.1f} of {look.wanted:g} steps a second"))
-    if look.idle is not None and settings.gap_after and look.idle > settings.gap_after:
+    if look.idle is not None and look.gap_after and look.idle > look.gap_after:
         problems.append((ERROR, f"no input for {look.idle:.1f} s"))
     bad = (
         (ERROR, counts.failed, "failed steps"),

@@ -43,7 +43,6 @@ except ImportError:  # before ROS 2 Iron
 RELIABLE = QoSProfile(depth=10, reliability=ReliabilityPolicy.RELIABLE)
 WHOLE = QoSProfile(depth=1000, reliability=ReliabilityPolicy.RELIABLE)
 """For the answers to every message of a reliable input: they may come in bursts, and each counts."""
-LATEST = QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_EFFORT)
 EVERY = QoSProfile(history=HistoryPolicy.KEEP_ALL, reliability=ReliabilityPolicy.RELIABLE)
 OWN_TOPICS = ("~/ocean", "/diagnostics", "~/transition_event", "/parameter_events", "/rosout")
 """What the node publishes beside the model's outputs, and `~/surprise` where the model predicts its input."""
@@ -325,7 +324,8 @@ class OceanNode(LifecycleNode):
         self.activated_at = time.monotonic()
         self.judgement, self.logged_warnings, self.subscribed = Judgement(), set(), {}
         for item in wiring.inputs:
-            qos = EVERY if item.every else LATEST
+            latest = QoSProfile(depth=item.depth, reliability=ReliabilityPolicy.BEST_EFFORT)
+            qos = EVERY if item.every else latest
             # No event callbacks, not even rclpy's own: one that comes for a subscription or publisher which is
             # gone crashes the process (rclpy issue 1644). Diagnostics ask for the publishers' QoS instead.
             quiet = SubscriptionEventCallbacks(use_default_callbacks=False)

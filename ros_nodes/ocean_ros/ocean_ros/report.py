@@ -69,7 +69,7 @@ def report(node: OceanNode) -> DiagnosticStatus:
             "failed callbacks": node.failed_callbacks,
             "last activation": node.restored or "none",
             "on_deactivate": node.settings.on_deactivate,
-            "on_gap": node.settings.on_gap,
+            "on_gap": node.stepper.wiring.trained.on_gap(node.settings.on_gap),
             "on_clock_jump": node.settings.on_clock_jump,
             "on_failed_step": node.settings.on_failed_step,
         }
@@ -97,6 +97,7 @@ def _look(node: OceanNode) -> tuple[Look, Second]:
         counts=counts,
         seconds=seconds,
         wanted=0.0 if stepper.wiring.text else stepper.wiring.rate,
+        gap_after=stepper.wiring.trained.gap_after(node.settings.gap_after),
         idle=None if stepper.wiring.text else stepper.now() - stepper.last_input,
         norm=node.state_norm(),
         save_problem=node.saver.problem if node.saver is not None else "",
