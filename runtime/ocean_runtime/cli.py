@@ -16,7 +16,6 @@ from types import FrameType, TracebackType
 from ocean_runtime import __version__
 from ocean_runtime.describe import describe
 from ocean_runtime.errors import OceanError, SnapshotError
-from ocean_runtime.files import require_folder
 from ocean_runtime.model import OceanModel
 from ocean_runtime.prefill import STEPS
 from ocean_runtime.rows import (
@@ -29,6 +28,7 @@ from ocean_runtime.rows import (
     write_rows,
 )
 from ocean_runtime.snapshot import generations
+from ocean_runtime.state_path import StatePath
 from ocean_runtime.stream import OceanStream
 from ocean_runtime.text import generate, read_text, tokenizer_of
 
@@ -147,15 +147,12 @@ def _run(model: OceanModel, args: argparse.Namespace) -> int:
                 f"--{option} means nothing to this model: it reads {'text' if reads_text else 'rows'}"
             )
     where = "" if reads_text else " of this episode"  # each episode of rows counts from nothing
-    if args.state is not None:
-        try:
-            require_folder(args.state)  # said before the work
-        except FileNotFoundError as error:
-            raise OceanError(f"the state can't be saved to {args.state}: {error.strerror}") from None
-        if generations(args.state):
-            _restore(stream, args.state)
-            _say(f"going on from step {stream.steps:,}{where} in {args.state}")
-    with _Stop() as stop:
+    with contextlib.ExitStack() as held, _Stop() as stop:
+        if args.state is not None:
+            args.state = held.enter_context(StatePath(args.state)).path  # refused before the work
+            if generations(args.state):
+                _restore(stream, args.state)
+                _say(f"going on from step {stream.steps:,}{where} in {args.state}")
         try:
             if reads_text:
                 _read(stream, args, stop)

@@ -35,13 +35,15 @@ def leaky(
     width: int = 8,
     seed: int = 0,
     rate_hz: float | None = None,
+    max_age_s: float | None = None,
     work: int = 0,
     reference: float = 0.0,
+    high: float | None = None,
     note: str = "",
 ) -> Path:
     """Write such a model. outputs: names where it does not predict its next input.
 
-    reference: of every element, such as a UTM coordinate's.
+    reference: of every element, such as a UTM coordinate's. high: the largest value that it had in training.
     work: the size of a square matrix that each step multiplies with ten times, for a step that takes long.
     """
     names = list(inputs if outputs is None else outputs)
@@ -95,7 +97,7 @@ def leaky(
                 "observation",
                 "float32",
                 ("B", len(inputs)),
-                elements=tuple(Element(n, reference=reference) for n in inputs),
+                elements=tuple(Element(n, high=high, reference=reference) for n in inputs),
             ),
         ),
         outputs=(
@@ -110,6 +112,7 @@ def leaky(
         states=(State("ocean", "ocean_next", "float32", ("B", width)),),
         state_id=digest({"W": W, "V": V}),
         rate_hz=rate_hz,
+        max_age_s=max_age_s,
         provenance={"note": note},
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)

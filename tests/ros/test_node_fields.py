@@ -1,5 +1,6 @@
 """Field paths, wiring, diagnostics' judgement, the age of snapshots: what needs no second process."""
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -169,11 +170,12 @@ def look(**changes: object) -> Look:
     defaults = {
         "seconds": 1.0,
         "wanted": 100.0,
+        "gap_after": 1.0,
         "idle": 0.01,
         "norm": 1.0,
         "save_problem": "",
         "save_age": 1.0,
-        "mismatches": (),
+        "publisher_problems": (),
     }
     return Look(counts=Counters(**values), **{**defaults, **rest})  # type: ignore[arg-type]
 
@@ -191,7 +193,7 @@ def test_judgement_needs_bad_seconds_in_a_row() -> None:
         (ERROR, look(save_problem="full disk")),
         (WARN, look(save_age=31.0)),
         (WARN, look(norm=np.inf)),
-        (WARN, look(mismatches=["no"])),
+        (WARN, look(publisher_problems=["no"])),
     ]
     for level, bad in cases:
         assert max(level for level, _ in judge(bad, settings)) == level
@@ -230,15 +232,18 @@ def test_a_clock_that_cant_be_right_tells_no_age(tmp_path: Path) -> None:
     assert not fresh.wake(0.0, "restore")[0] and fresh.stream.steps == 1
 
 
-def test_a_full_disk_is_told_and_the_next_save_tries_again(tmp_path: Path) -> None:
+def test_a_full_disk_is_told_and_the_next_save_tries_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     memory = Memory(OceanModel.load(leaky(tmp_path / "m.onnx")), None)
     folder = tmp_path / "later"
-    saver = Saver(folder / "state", 3)
+    saver = Saver(folder / "state", 3, logging.getLogger("test"), memory.limit)
     told: list[str] = []
     saver.submit(memory.stream.snapshot(), told.append)
     while not told:
         pass
     assert "can't be saved" in told[0] and saver.failures == 1
+    assert [(r.levelname, "can't be saved" in r.message) for r in caplog.records] == [("ERROR", True)]
     folder.mkdir()
     saver.submit(memory.stream.snapshot(), told.append)
     assert saver.close(10)

@@ -34,7 +34,7 @@ def test_a_mistake_hides_no_parameter_and_ends_with_the_input(tmp_path: Path) ->
     given = {
         "rate": "fast",
         "inputs": ["a", "b"],
-        "input__a__max_age": -1.0,
+        "input__a__max_age": -2.0,
         "input__b__type": IMU["input__input__type"],
     }
     with robot(tmp_path, model_path=leaky(tmp_path / "imu.onnx"), **given) as pair:
@@ -99,6 +99,10 @@ def test_each_mistake_fails_configure_with_one_sentence(
     assert "parameter trigger is 'no'" in refused(pair, input__input__fields=[""], trigger="no")
     assert "step_at: rate needs one" in refused(pair, trigger="", step_at="rate")
     assert "there is no folder" in refused(pair, step_at="message", state_path="/no/where.safetensors")
+    told = refused(pair, state_path=str(tmp_path / "imu.onnx"))
+    assert "parameter state_path: the state can't be saved to" in told and "is no snapshot" in told
+    assert "it is a folder" in refused(pair, state_path=str(tmp_path))
+    assert "it is a device" in refused(pair, state_path="/dev/null")
     assert "input.input.topic" in refused(pair, state_path="", input__input__topic="/a b")
     assert "output.output.fields" in refused(
         pair, input__input__topic="/imu", output__output__type="geometry_msgs/msg/Twist"
@@ -164,7 +168,7 @@ def test_structural_parameters_are_refused_while_active(pair: Pair) -> None:
         (reason,) = client.set("ocean", **{name: value})
         assert "can't change while the node is active; deactivate it first" in reason
     assert client.set("ocean", gap_after=2, model_path="x.onnx") == [], "an integer does for a double"
-    (reason,) = client.set("ocean", gap_after=-1.0)
+    (reason,) = client.set("ocean", gap_after=-1.5)
     assert "out of range" in reason
     (reason,) = client.set("ocean", on_gap="forget")
     assert "choose keep or reset or restore" in reason

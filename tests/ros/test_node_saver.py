@@ -10,7 +10,7 @@ def test_what_was_set_aside_before_stays(tmp_path: Path) -> None:
     for content in ("first", "second", "third"):
         path.write_text(content)
         path.with_name(f"{path.name}.1").write_text(f"before {content}")
-        told = set_aside(path, "sha256:mine")
+        told = set_aside(path, "sha256:mine", 1 << 20)
         assert len(told) == 2 and not path.exists()
     found = {p.name.removeprefix(path.name): p.read_text() for p in tmp_path.iterdir()}
     assert found == {

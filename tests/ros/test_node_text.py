@@ -80,7 +80,7 @@ def test_a_conversation_that_a_swap_and_a_pause_do_not_interrupt(
     for wrong in ("/no/where.onnx", str(leaky(tmp_path / "leaky.onnx"))):
         client.set("ocean", model_path=wrong)
         answer = client.trigger("ocean", "swap")
-        assert not answer.success and "goes on with its model" in answer.message
+        assert not answer.success and "keeps its model" in answer.message
     client.set("ocean", model_path=str(tiny_path))
     assert ask(client, sender, pieces, texts[2]) == expected[2]
 

@@ -177,7 +177,10 @@ def test_info_says_what_the_model_is(command: Run, tiny_path: Path) -> None:
             ("MODEL", "--state", "/nowhere/state"),
             "can't be saved to /nowhere/state: there is no folder /nowhere",
         ),
-        (("MODEL", "--state", "MODEL"), "start anew (name another file with --state, or move this one away)"),
+        (
+            ("MODEL", "--state", "MODEL"),
+            "the file there is no snapshot; name a snapshot, or a file that does not exist yet",
+        ),
         (("README.md",), "README.md is no ONNX file, or is damaged ("),
         (("MODEL", "--generate", "-1"), "must be 0 or more"),
         (("MODEL", "--generate", "x"), "invalid int value"),

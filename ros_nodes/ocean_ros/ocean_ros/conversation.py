@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-from ocean_runtime import OceanError, OceanModel
+from ocean_runtime import OceanError, OceanModel, Tokenizer
 from ocean_runtime.prefill import STEPS
 from ocean_runtime.text import generate, read_at_once, read_token, tokenizer_of
 
@@ -16,6 +16,9 @@ from ocean_ros.parameters import Settings
 
 EASE = 0.9
 """What is believed of a token's time falls by so much with each quicker one, and rises at once."""
+
+PIECE = 4096
+"""Characters of a message that are encoded at once."""
 
 
 class Conversation:
@@ -54,10 +57,10 @@ class Conversation:
 
     def hear(self, text: str, most: int) -> bool:
         """Take a message to read -> False where more than `most` tokens would wait: it is left out."""
-        tokens = deque(tokenizer_of(self._memory.stream).encode(text))
-        if not tokens or self._waiting + len(tokens) > most:
-            return not tokens
-        self._messages.append(tokens)
+        tokens = encoded(tokenizer_of(self._memory.stream), text, most - self._waiting)
+        if not tokens:
+            return tokens is not None
+        self._messages.append(deque(tokens))
         self._waiting += len(tokens)
         return True
 
@@ -149,6 +152,19 @@ class Conversation:
         self._said = (self._said + piece)[-max(len(stop), 1) - len(piece) :]
         if stop and stop in self._said:
             self._reply = None
+
+
+def encoded(tokenizer: Tokenizer, text: str, most: int) -> list[int] | None:
+    """A text's tokens; None where there are more than `most`, found out without encoding all of them."""
+    if tokenizer.kind == "char" and len(text) > most:
+        return None
+    reader, tokens = tokenizer.reader(), list[int]()
+    for start in range(0, len(text), PIECE):
+        tokens += reader.feed(text[start : start + PIECE])
+        if len(tokens) > most:
+            return None
+    tokens += reader.flush()
+    return tokens if len(tokens) <= most else None
 
 
 class Pace:

@@ -70,14 +70,16 @@ class Look:
     seconds: float
     wanted: float
     """Steps a second; 0 where nobody said."""
+    gap_after: float
+    """Seconds without input that count as a gap; 0 for never."""
     idle: float | None
     """Seconds since the last input; None where silence is normal, as with text."""
     norm: float
     save_problem: str
     save_age: float | None
     """Seconds since the last save, or activation; None without periodic saving."""
-    mismatches: Sequence[str]
-    """Inputs that a publisher's QoS doesn't fit, in a sentence each."""
+    publisher_problems: Sequence[str]
+    """Publishers that can't be heard, and inputs with several publishers, in a sentence each."""
 
 
 def judge(look: Look, settings: Settings) -> list[Problem]:
@@ -88,7 +90,7 @@ def judge(look: Look, settings: Settings) -> list[Problem]:
         problems.append((ERROR, f"{rate:.1f} of {look.wanted:g} steps a second"))
     elif look.wanted and rate < settings.warn_rate * look.wanted:
         problems.append((WARN, f"{rate:.1f} of {look.wanted:g} steps a second"))
-    if look.idle is not None and settings.gap_after and look.idle > settings.gap_after:
+    if look.idle is not None and look.gap_after and look.idle > look.gap_after:
         problems.append((ERROR, f"no input for {look.idle:.1f} s"))
     bad = (
         (ERROR, counts.failed, "failed steps"),
@@ -105,7 +107,7 @@ def judge(look: Look, settings: Settings) -> list[Problem]:
         problems.append((ERROR, look.save_problem))
     elif look.save_age is not None and look.save_age > 3 * settings.save_period:
         problems.append((WARN, f"the last save is {look.save_age:.0f} s old"))
-    return problems + [(WARN, mismatch) for mismatch in look.mismatches]
+    return problems + [(WARN, problem) for problem in look.publisher_problems]
 
 
 class Judgement:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import importlib
+import math
 import operator
 import re
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ _ARRAY_CODES = {"float": "f", "double": "d"}
 _INTEGERS = {f"{u}int{n}": (n, u) for n in (8, 16, 32, 64) for u in ("", "u")}
 _NUMBERS = {"float", "double", "boolean", *_INTEGERS}
 MAX_SLICE = 1_000_000
+FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 Values = NDArray[Any]
 
@@ -154,8 +156,8 @@ def reader(fields: Sequence[Field]) -> Callable[[Any], Values]:
 def writer(message: Any, fields: Sequence[Field]) -> tuple[Any, Callable[[Values], None]]:
     """A message to publish again and again, and what fills it: values in the fields' order.
 
-    Sequences are made as long as the fields need. The filling raises OverflowError where an integer field
-    can't hold its value.
+    Sequences are made as long as the fields need. The filling raises OverflowError where a field can't hold
+    its value.
     """
     template = message()
     setters: list[tuple[int, int, Callable[[Values], None]]] = []
@@ -216,7 +218,11 @@ def _setter(template: Any, field: Field) -> Callable[[Values], None]:
     def put(values: Values) -> None:
         container = getattr(current, attribute)
         if code and isinstance(container, array.array):
-            container[start:stop] = array.array(code, values.astype(code).tobytes())
+            with np.errstate(over="ignore"):
+                cast = values.astype(code)
+            if (np.isinf(cast) & np.isfinite(values)).any():
+                raise OverflowError(f"{values[np.isinf(cast)][0]} does not fit into {field.number}")
+            container[start:stop] = array.array(code, cast.tobytes())
         else:
             container[start:stop] = (
                 type(container)(container.typecode, map(convert, values))
@@ -247,13 +253,30 @@ def _converter(number: str) -> Callable[[Any], Any]:
         high = (1 << bits if unsigned else 1 << (bits - 1)) - 1
 
         def whole(value: Any) -> int:
-            result = round(float(value))
+            if not np.isfinite(value):
+                raise OverflowError(f"{value} does not fit into {number}")
+            result: int = round(value.item() if isinstance(value, np.generic) else value)
             if not low <= result <= high:
                 raise OverflowError(f"{result} does not fit into {number}")
             return result
 
         return whole
+    if number == "float":
+        return _single
     return float
+
+
+def _single(value: Any) -> float:
+    """A number that float32 holds; infinities and NaN are themselves."""
+    result = float(value)
+    if abs(result) > FLOAT32_MAX and not math.isinf(result):
+        raise OverflowError(f"{result} does not fit into float32")
+    return result
+
+
+def may_overflow(number: str, dtype: np.dtype[Any]) -> bool:
+    """Whether a field of that ROS type may be unable to hold a value of that dtype."""
+    return number in _INTEGERS or (number == "float" and dtype.kind == "f" and dtype.itemsize > 4)
 
 
 def _element(kind: str) -> tuple[str, int | None]:

@@ -13,6 +13,7 @@ import numpy as np
 from ocean_runtime import OceanError, OceanModel, OceanStream, Snapshot, SnapshotError, StateError
 from ocean_runtime import snapshot as snapshots
 from ocean_runtime.contract import Contract
+from ocean_runtime.plan import Plan
 from ocean_runtime.sampling import log_softmax
 
 from ocean_ros.fields import Values
@@ -140,7 +141,12 @@ class Memory:
     def _read(self) -> snapshots.Restored:
         if self.path is None:
             raise SnapshotError("there is no snapshot file: parameter state_path is empty")
-        return snapshots.read_newest(self.path)
+        return snapshots.read_newest(self.path, limit=self.limit)
+
+    @property
+    def limit(self) -> int:
+        """More bytes than a snapshot of the stream can have: a longer file is not read."""
+        return Plan(self.stream.model, self.stream.batch).snapshot_bytes
 
 
 def age(saved: Snapshot, now: float) -> float | None:

@@ -10,12 +10,12 @@ import re
 import time
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from diagnostic_msgs.msg import DiagnosticArray
 from ocean_runtime import OceanError, OceanModel
+from ocean_runtime.state_path import StatePath
 from rcl_interfaces.msg import SetParametersResult
 from rclpy.clock import Clock, ClockType, JumpThreshold  # type: ignore[attr-defined]
 from rclpy.duration import Duration
@@ -36,14 +36,13 @@ from ocean_ros.stepping import Publishers, Stepper
 from ocean_ros.wiring import InputWire, Wiring, check_topics, wire
 
 try:
-    from rclpy.event_handler import SubscriptionEventCallbacks
+    from rclpy.event_handler import PublisherEventCallbacks, SubscriptionEventCallbacks
 except ImportError:  # before ROS 2 Iron
-    from rclpy.qos_event import SubscriptionEventCallbacks
+    from rclpy.qos_event import PublisherEventCallbacks, SubscriptionEventCallbacks
 
 RELIABLE = QoSProfile(depth=10, reliability=ReliabilityPolicy.RELIABLE)
 WHOLE = QoSProfile(depth=1000, reliability=ReliabilityPolicy.RELIABLE)
 """For the answers to every message of a reliable input: they may come in bursts, and each counts."""
-LATEST = QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_EFFORT)
 EVERY = QoSProfile(history=HistoryPolicy.KEEP_ALL, reliability=ReliabilityPolicy.RELIABLE)
 OWN_TOPICS = ("~/ocean", "/diagnostics", "~/transition_event", "/parameter_events", "/rosout")
 """What the node publishes beside the model's outputs, and `~/surprise` where the model predicts its input."""
@@ -100,26 +99,25 @@ class OceanNode(LifecycleNode):
         self.memory: Memory | None = None
         self.stepper: Stepper | None = None
         self.saver: Saver | None = None
+        self.held: StatePath | None = None
         self.judgement, self.window = Judgement(), Window()
         self.steady = Clock(clock_type=ClockType.STEADY_TIME)
         self.activated_at = 0.0
         self.sim_time = False
         self._changed = False
-        self.triggers: Services | None = None
         self._saving: tuple[int, int] | None = None
         self._made: list[Callable[[], object]] = []
         self._running: list[Callable[[], object]] = []
         self.subscribed: dict[str, tuple[InputWire, QoSProfile]] = {}
-        self.unfit: set[str] = set()
-        """Names of inputs that a publisher's QoS doesn't fit."""
-        self.told: set[str] = set()
-        """What the log has said about them since the activation."""
+        self.logged_warnings: set[str] = set()
+        """What the log has said about publishers since the activation."""
         self._problems: dict[str, str] = {}
         self.add_on_set_parameters_callback(self._on_set)
         self._problems |= parameters.declare(self, Settings)
         for table in (Input, Output):  # so that theirs can be set before the first configure
             self._declare_named(table)
         self._warn_unknown(nested=False)
+        self.triggers = Services(self)
         self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", RELIABLE)
         self.create_timer(1.0, self._diagnose, clock=self.steady)
 
@@ -137,9 +135,8 @@ class OceanNode(LifecycleNode):
                 model = load(self.settings.model_path)  # its warm-up is a stream of its own
             except OceanError as error:
                 raise ParameterError(f"parameter model_path: {error}") from None
-            self.memory = Memory(model, self._state_path())
+            self.memory = Memory(model, None)
             self._connect(model)
-            self.triggers = Services(self, self.memory)
         except BaseException:
             self._release()
             raise
@@ -158,7 +155,6 @@ class OceanNode(LifecycleNode):
         assert self.memory is not None
         if self._changed:
             self.settings = self._read_settings()
-            self.memory.path = self._state_path()
             self._connect(self.memory.stream.model)
         self.sim_time = bool(self.get_parameter("use_sim_time").value)
         settings = self.settings
@@ -218,31 +214,45 @@ class OceanNode(LifecycleNode):
                 raise ParameterError(reason)
         return parameters.read(self, Settings)
 
-    def _state_path(self) -> Path | None:
-        if not self.settings.state_path:
-            return None
-        path = Path(self.settings.state_path).expanduser()
-        if not path.parent.is_dir():
-            raise ParameterError(f"parameter state_path is {path}, but there is no folder {path.parent}")
-        return path
+    def _hold_state(self) -> StatePath | None:
+        """The file of the state, which no other process or node may use meanwhile. Raises ParameterError."""
+        given = self.settings.state_path
+        if self.held is not None and self.held.given == given:
+            return self.held
+        try:
+            return StatePath(given) if given else None
+        except OceanError as error:
+            raise ParameterError(f"parameter state_path: {error}") from None
 
-    def _connect(self, model: OceanModel) -> None:
-        """Wire the model to topics, and make the publishers."""
-        assert self.memory is not None
-        inputs, outputs = self._named(Input), self._named(Output)
+    def _wiring(self, model: OceanModel, inputs: dict[str, Input], outputs: dict[str, Output]) -> Wiring:
+        """How the model is connected to topics. Raises ParameterError where it can't be."""
         wiring = wire(model.contract, self.settings, inputs, outputs)
         own = (*OWN_TOPICS, "~/surprise") if predicts(model) else OWN_TOPICS
         check_topics(wiring, own, self._full)
         trained = model.contract.rate_hz
         if trained and wiring.rate and abs(wiring.rate / trained - 1) > 0.05:
             self.get_logger().warning(f"rate is {wiring.rate:g}, but the model was trained at {trained:g} Hz")
+        return wiring
+
+    def _connect(self, model: OceanModel) -> None:
+        """Wire the model to topics, and make the publishers."""
+        assert self.memory is not None
+        inputs, outputs = self._named(Input), self._named(Output)
+        held = self._hold_state()
+        try:
+            wiring = self._wiring(model, inputs, outputs)
+        except BaseException:
+            if held is not None and held is not self.held:
+                held.release()
+            raise
         self._disconnect()
+        if self.held is not None and self.held is not held:
+            self.held.release()
+        self.held, self.memory.path = held, held.path if held is not None else None
         self._make_publishers(wiring)
         self.inputs, self.outputs, self.window = inputs, outputs, Window()
-        path = self.memory.path
-        self.saver = (
-            Saver(path, self.settings.save_keep, self.get_logger().warning) if path is not None else None
-        )
+        if held is not None:
+            self.saver = Saver(held.path, self.settings.save_keep, self.get_logger(), self.memory.limit)
         self._saving = None
         self._changed = False
         self._warn_unknown(nested=True)  # those of inputs and outputs are declared by now
@@ -253,7 +263,8 @@ class OceanNode(LifecycleNode):
         qos = WHOLE if wiring.trigger is not None and wiring.trigger.every else RELIABLE
 
         def publisher(message: Any, topic: str) -> Any:
-            made = self.create_lifecycle_publisher(message, topic, qos)
+            quiet = PublisherEventCallbacks(use_default_callbacks=False)  # see _start
+            made = self.create_lifecycle_publisher(message, topic, qos, event_callbacks=quiet)
             self._made.append(functools.partial(self.destroy_lifecycle_publisher, made))
             return made
 
@@ -311,12 +322,15 @@ class OceanNode(LifecycleNode):
         self.stepper.restart_counts()
         self.stepper.begin()
         self.activated_at = time.monotonic()
-        self.judgement, self.unfit, self.told, self.subscribed = Judgement(), set(), set(), {}
+        self.judgement, self.logged_warnings, self.subscribed = Judgement(), set(), {}
         for item in wiring.inputs:
-            qos = EVERY if item.every else LATEST
-            events = SubscriptionEventCallbacks(incompatible_qos=functools.partial(self._on_unfit, item.name))
+            latest = QoSProfile(depth=item.depth, reliability=ReliabilityPolicy.BEST_EFFORT)
+            qos = EVERY if item.every else latest
+            # No event callbacks, not even rclpy's own: one that comes for a subscription or publisher which is
+            # gone crashes the process (rclpy issue 1644). Diagnostics ask for the publishers' QoS instead.
+            quiet = SubscriptionEventCallbacks(use_default_callbacks=False)
             made = self.create_subscription(
-                item.message, item.topic, self._receiver(item), qos, event_callbacks=events
+                item.message, item.topic, self._receiver(item), qos, event_callbacks=quiet
             )
             self.subscribed[item.name] = (item, qos)
             self._running.append(functools.partial(self.destroy_subscription, made))
@@ -346,6 +360,7 @@ class OceanNode(LifecycleNode):
             self.get_logger().error(
                 f"the disk under {self.saver.path} does not answer; its last save is lost"
             )
+            self.held = None  # without a release: the write that hangs may still end
         self.saver = self.stepper = None
         while self._made:
             self._made.pop()()
@@ -353,9 +368,9 @@ class OceanNode(LifecycleNode):
     def _release(self) -> None:
         """Undo on_configure."""
         self._disconnect()
-        if self.triggers is not None:
-            self.triggers.close()
-        self.triggers = self.memory = None
+        if self.held is not None:
+            self.held.release()
+        self.held = self.memory = None
 
     # What happens while active
 
@@ -387,6 +402,7 @@ class OceanNode(LifecycleNode):
                 self.label == "active"
                 and self.stepper is not None
                 and self.stepper.take(item.name, message, info)
+                and self._work.is_canceled()  # rclpy's executor runs a timer once for each reset
             ):
                 self._work.reset()
 
@@ -406,9 +422,6 @@ class OceanNode(LifecycleNode):
         self.stepper.apply(
             self.settings.on_clock_jump, f"ROS time jumped by {jump.delta.nanoseconds * 1e-9:.1f} s"
         )
-
-    def _on_unfit(self, name: str, event: Any) -> None:
-        self.unfit.add(name)  # the next diagnostics say so: by then the publisher's name is known
 
     # Parameters and diagnostics
 

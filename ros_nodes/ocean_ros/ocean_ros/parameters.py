@@ -82,13 +82,17 @@ class Settings:
         choices=POLICIES,
     )
     gap_after: float = parameter(
-        1.0, "Seconds without input that count as a gap; 0 for never.", low=0.0, high=1e6
+        -1.0,
+        "Seconds without input that count as a gap; 0 for never. A negative number takes the longest gap that the "
+        "model was trained across, or 1 where it states none.",
+        low=-1.0,
+        high=1e6,
     )
     on_gap: str = parameter(
-        "keep",
-        "The state at the first input after a gap. keep: a lost past can't be had back, a stale one fades with "
-        "new input.",
-        choices=POLICIES,
+        "trained",
+        "The state at the first input after a gap. trained: as in training, where a longer gap began a new "
+        "episode: reset, or keep where the model states no longest gap.",
+        choices=("trained", *POLICIES),
     )
     on_clock_jump: str = parameter(
         "reset",
@@ -187,15 +191,24 @@ class Input:
         structural=True,
     )
     max_age: float = parameter(
-        0.5,
-        "Seconds; nothing is stepped or published from an older input. 0 takes any age.",
-        low=0.0,
+        -1.0,
+        "Seconds; nothing is stepped or published from an older input. 0 takes any age. A negative number takes "
+        "the age up to which inputs were held in training, or 0.5 where the model states none.",
+        low=-1.0,
         high=1e6,
     )
     qos: str = parameter(
         "auto",
-        "latest: best effort, depth 1; every: reliable, keep all; auto: every for text, latest for others.",
+        "latest: best effort, the latest `depth` messages may wait; every: reliable, all messages wait; auto: "
+        "every for text, latest for others.",
         choices=("auto", "latest", "every"),
+        structural=True,
+    )
+    depth: int = parameter(
+        10,
+        "With qos latest: messages that may wait to be stepped; of more, the oldest are dropped and counted.",
+        low=1,
+        high=100_000,
         structural=True,
     )
 
@@ -216,6 +229,41 @@ class Output:
         "ELEMENT=PATH for each of the model's output elements to write, or paths alone: in the model's order.",
         structural=True,
     )
+
+
+MAX_AGE, GAP = 0.5, 1.0
+"""Seconds: `max_age` and `gap_after` for a model that states nothing about them."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a model says about the ages and gaps of its training data, for parameters that take them from there."""
+
+    max_age_s: float | None = None
+    """How long an input was held, which is also the longest gap within an episode; None where it was not measured."""
+    rate_hz: float | None = None
+    holds: bool = False
+    """Trained on a bag: each topic's latest message was held, and one older than `max_age_s` ended the episode."""
+
+    def lapsed(self, age: float) -> bool:
+        """Whether an input of that age, in seconds, would have ended an episode in training."""
+        return self.holds and self.max_age_s is not None and age > self.max_age_s
+
+    def max_age(self, given: float) -> float:
+        """Seconds; 0 for any age."""
+        return given if given >= 0 else self.max_age_s or MAX_AGE
+
+    def gap_after(self, given: float) -> float:
+        """Seconds; 0 for never. Two messages at the model's rate are never a gap, as in ocean-run."""
+        if given >= 0:
+            return given
+        return max(self.max_age_s or GAP, 1.5 / self.rate_hz if self.rate_hz else 0.0)
+
+    def on_gap(self, given: str) -> str:
+        """keep, reset or restore."""
+        if given != "trained":
+            return given
+        return "keep" if self.max_age_s is None else "reset"
 
 
 Table = TypeVar("Table", Settings, Input, Output)

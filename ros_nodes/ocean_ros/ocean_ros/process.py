@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
+import time
 from types import FrameType
+from typing import Any
 
 import rclpy
 from rclpy.executors import Executor, ExternalShutdownException, SingleThreadedExecutor
@@ -22,6 +25,8 @@ All parameters, with their defaults: config/ocean.yaml of this package; `ros2 pa
 
 SPIN = 0.1
 """Seconds at most until a signal is noticed."""
+ANSWER_TIMEOUT = 5.0
+"""Seconds at the end of the process for the answers to pending service calls."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -50,6 +55,9 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"ocean_node: ROS can't take these arguments: {str(error).splitlines()[0]}", file=sys.stderr)
         return 2
     node = OceanNode()
+    runtime_log = logging.getLogger("ocean_runtime")
+    runtime_log.addHandler(RosLog(node.get_logger()))
+    runtime_log.setLevel(logging.INFO)
     executor = make_executor()
     executor.add_node(node)
     try:
@@ -66,10 +74,29 @@ def main(arguments: list[str] | None = None) -> int:
     finally:
         if node.label != "finalized":
             node.trigger_shutdown()
+        answer_pending(node, executor)
         executor.remove_node(node)
         node.destroy_node()
         rclpy.try_shutdown()
     return 0
+
+
+class RosLog(logging.Handler):
+    """What the runtime logs, such as inputs outside the training data's range, goes where the node's log goes."""
+
+    def __init__(self, logger: Any) -> None:
+        super().__init__()
+        self._logger = logger
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One line of its own for each level: rclpy refuses two levels on one line of the program."""
+        text = record.getMessage()
+        if record.levelno >= logging.ERROR:
+            self._logger.error(text)
+        elif record.levelno >= logging.WARNING:
+            self._logger.warning(text)
+        else:
+            self._logger.info(text)
 
 
 def spin(node: OceanNode, executor: Executor) -> None:
@@ -84,6 +111,14 @@ def spin(node: OceanNode, executor: Executor) -> None:
             f"a callback failed, and the node goes on: {type(error).__name__}: {error}",
             throttle_duration_sec=1.0,
         )
+
+
+def answer_pending(node: OceanNode, executor: Executor) -> None:
+    """Answer the service calls that still wait, so that no service is destroyed before its call is answered."""
+    node.triggers.refuse()
+    end = time.monotonic() + ANSWER_TIMEOUT
+    while rclpy.ok() and node.triggers.pending and time.monotonic() < end:
+        spin(node, executor)
 
 
 def make_executor() -> Executor:

@@ -1,4 +1,4 @@
-"""The diagnostics message of a node, and the QoS that doesn't fit."""
+"""The diagnostics message of a node, and what is wrong with the publishers."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def report(node: OceanNode) -> DiagnosticStatus:
             "failed callbacks": node.failed_callbacks,
             "last activation": node.restored or "none",
             "on_deactivate": node.settings.on_deactivate,
-            "on_gap": node.settings.on_gap,
+            "on_gap": node.stepper.wiring.trained.on_gap(node.settings.on_gap),
             "on_clock_jump": node.settings.on_clock_jump,
             "on_failed_step": node.settings.on_failed_step,
         }
@@ -97,43 +97,45 @@ def _look(node: OceanNode) -> tuple[Look, Second]:
         counts=counts,
         seconds=seconds,
         wanted=0.0 if stepper.wiring.text else stepper.wiring.rate,
+        gap_after=stepper.wiring.trained.gap_after(node.settings.gap_after),
         idle=None if stepper.wiring.text else stepper.now() - stepper.last_input,
         norm=node.state_norm(),
         save_problem=node.saver.problem if node.saver is not None else "",
         save_age=save_age,
-        mismatches=mismatches(node),
+        publisher_problems=publisher_problems(node),
     ), second
 
 
-def mismatches(node: OceanNode) -> list[str]:
-    """The inputs whose publishers offer a QoS that the node can't take, both sides named; new ones are logged."""
+def publisher_problems(node: OceanNode) -> list[str]:
+    """What is wrong with the publishers of the inputs, a sentence each; new ones are logged.
+
+    A publisher whose QoS the node can't take sends it nothing; several publishers of one input are mixed.
+    """
     found = []
-    for name in list(node.unfit):
-        if name not in node.subscribed:
-            continue
-        wire, asked = node.subscribed[name]
-        unfit = [
-            (info, reason)
-            for info in node.get_publishers_info_by_topic(wire.topic)
-            for verdict, reason in [qos_check_compatible(info.qos_profile, asked)]
-            if verdict == QoSCompatibility.ERROR
-        ]
-        if not unfit:
-            node.unfit.discard(name)
-        for info, _ in unfit:
+    for name, (wire, asked) in node.subscribed.items():
+        topic, heard = node.resolve_topic_name(wire.topic), []
+        for info in node.get_publishers_info_by_topic(topic):
             publisher = f"{info.node_namespace.rstrip('/')}/{info.node_name}"
+            if qos_check_compatible(info.qos_profile, asked)[0] != QoSCompatibility.ERROR:
+                heard.append(publisher)
+                continue
             found.append(
-                f"no messages on {wire.topic}: this node asks for {_said(asked)}, the publisher {publisher} "
-                f"offers {_said(info.qos_profile)}; set input.{name}.qos"
+                f"no messages on {topic}: this node asks for {_qos_text(asked)}, the publisher {publisher} "
+                f"offers {_qos_text(info.qos_profile)}; set input.{name}.qos"
+            )
+        if len(heard) > 1:
+            found.append(
+                f"{len(heard)} publishers on {topic}, {', '.join(sorted(heard))}: the state is stepped by "
+                "the messages of all of them; leave one"
             )
     for text in found:
-        if text not in node.told:
-            node.told.add(text)
+        if text not in node.logged_warnings:
+            node.logged_warnings.add(text)
             node.get_logger().warning(text)
     return found
 
 
-def _said(qos: QoSProfile) -> str:
+def _qos_text(qos: QoSProfile) -> str:
     return (
         f"{qos.reliability.name.lower().replace('_', ' ')}, {qos.durability.name.lower().replace('_', ' ')}"
     )

@@ -7,9 +7,13 @@ import time
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from ocean_runtime import Snapshot, SnapshotError
 from ocean_runtime import snapshot as snapshots
+
+LOG_PERIOD = 10.0
+"""Seconds between two log lines about the same problem."""
 
 Done = Callable[[str], None]
 """Called on the writer's thread with the problem, empty where there was none."""
@@ -18,9 +22,12 @@ Done = Callable[[str], None]
 class Saver:
     """One thread that writes snapshots to one file; of several that wait, only the newest is written."""
 
-    def __init__(self, path: Path, keep: int, say: Callable[[str], object] = lambda line: None) -> None:
-        """say: told on the writer's thread, in a sentence, of each file that was renamed."""
-        self.path, self.keep, self._say = path, keep, say
+    def __init__(self, path: Path, keep: int, logger: Any, limit: int) -> None:
+        """logger: warned of each file that was renamed, and told of failed saves, on the writer's thread.
+
+        limit: bytes; a file that is longer is not read.
+        """
+        self.path, self.keep, self._logger, self._limit = path, keep, logger, limit
         self.saved: Snapshot | None = None
         """The last one that is on the disk."""
         self.saved_at: float | None = None
@@ -32,6 +39,7 @@ class Saver:
         self._done: list[Done] = []
         self._closing = False
         self._owner = ""
+        self._logged_at = 0.0
         self._change = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="ocean_saver", daemon=True)
         self._thread.start()
@@ -62,28 +70,37 @@ class Saver:
                 return
             try:
                 if snapshot.state_id != self._owner:
-                    for line in set_aside(self.path, snapshot.state_id):
-                        self._say(line)
+                    for line in set_aside(self.path, snapshot.state_id, self._limit):
+                        self._logger.warning(line)
                 snapshots.write(snapshot, self.path, keep=self.keep)
             except Exception as error:  # whatever it was: a thread that ended would save nothing any more
-                self.problem, self.failures = str(error), self.failures + 1
+                self.failures += 1
+                self._failed(str(error))
             else:
                 self.problem, self.saved, self.saved_at = "", snapshot, time.monotonic()
                 self._owner = snapshot.state_id
             for call in done:
                 call(self.problem)
 
+    def _failed(self, problem: str) -> None:
+        """Log it, unless the same was logged a moment ago; of the last save in any case."""
+        now = time.monotonic()
+        if problem != self.problem or self._closing or now - self._logged_at >= LOG_PERIOD:
+            self._logger.error(f"save failed: {problem}")
+            self._logged_at = now
+        self.problem = problem
 
-def set_aside(path: Path, state_id: str) -> list[str]:
+
+def set_aside(path: Path, state_id: str, limit: int) -> list[str]:
     """Rename what holds another model's past, or nothing that can be read: a save must not destroy it.
 
-    -> a sentence for each file.
+    limit: bytes; a longer file can't be read. -> a sentence for each file.
     """
     found = snapshots.generations(path)
     if not found:
         return []
     try:
-        owner = snapshots.read_newest(path).snapshot.state_id
+        owner = snapshots.read_newest(path, limit=limit).snapshot.state_id
     except SnapshotError:
         owner = "damaged"
     if owner == state_id:

@@ -97,7 +97,7 @@ class Stepper:
         self.last_input = self._now()
         """When the last input that could be used came, or the activation."""
         self._before_time = self.last_input == 0.0
-        self._had_input = False
+        self._had_input = self._lapsed = False
         self._last_tick: float | None = None
         if self.talk is not None:
             self.talk.forget()
@@ -106,6 +106,7 @@ class Stepper:
         """Another model is at work, on the same topics."""
         self.wiring = wiring
         self._wires = {wire.name: wire for wire in wiring.inputs}
+        self._fallible = any(wire.fallible for wire in wiring.outputs)
 
     def restart_counts(self) -> None:
         """A subscription made anew has not dropped what was sent before it."""
@@ -121,7 +122,7 @@ class Stepper:
         return now
 
     def take(self, name: str, message: Any, info: Mapping[str, Any]) -> bool:
-        """A message has come on an input -> whether text is left to be read or said."""
+        """A message has come on an input -> whether there is text to be read, which `work` does."""
         self.counters.received += 1
         self.counters.dropped += self._drops[name].count(info)
         now = self.now()
@@ -132,7 +133,7 @@ class Stepper:
                 self._warn(
                     "refused", "a message is left out: more than max_pending tokens would wait to be read"
                 )
-            return self.work()
+            return True  # read later, in slices: other callbacks get their turn between them
         self._latest[name] = _Latest(message, now - waited(info))
         if self._wires[name] is self.wiring.trigger:
             self._observe(now)
@@ -164,15 +165,16 @@ class Stepper:
             return
         settings, received = self._settings(), [latest.received for latest in self._latest.values()]
         newest = max(received)
-        if self._had_input and 0 < settings.gap_after < newest - self.last_input:
+        trained = self.wiring.trained
+        silence, lapsed = newest - self.last_input, self._lapsed
+        if self._had_input and (lapsed or 0 < trained.gap_after(settings.gap_after) < silence):
             self.counters.gaps += 1
-            self.apply(settings.on_gap, f"after {newest - self.last_input:.1f} s without input")
-        self.last_input, self._had_input = newest, True
+            why = "an input older than in training" if lapsed else f"{silence:.1f} s without input"
+            self.apply(trained.on_gap(settings.on_gap), f"after {why}")
+        self.last_input, self._had_input, self._lapsed = newest, True, False
         self.second.age = max(self.second.age, now - min(received))
         try:
-            output = self.memory.step(x)
-            for wire in self.wiring.outputs:
-                wire.write(output[wire.positions])
+            self._step(x)
         except InputError as error:
             self.counters.not_finite += 1
             self._warn("not finite", f"nothing is published: {error}")
@@ -187,16 +189,31 @@ class Stepper:
                 self._surprised(surprise)
         self._stepped(time.perf_counter() - began)
 
+    def _step(self, x: Values) -> None:
+        """One step, and the messages filled. Raises OceanError or OverflowError; the state is then as before."""
+        stream = self.memory.stream
+        before = stream.snapshot() if self._fallible else None
+        output = self.memory.step(x)
+        try:
+            for wire in self.wiring.outputs:
+                wire.write(output[wire.positions])
+        except OverflowError:
+            assert before is not None, "only the fields of fallible wires overflow"
+            stream.resume(before)
+            raise
+
     def _gather(self, now: float) -> Values | None:
         """The model's input from the latest messages; None, counted, where that can't be had."""
         x = np.empty(self.wiring.size)
         inputs = self._inputs()
         for wire in self.wiring.inputs:
-            latest, limit = self._latest.get(wire.name), inputs[wire.name].max_age
+            latest = self._latest.get(wire.name)
+            limit = self.wiring.trained.max_age(inputs[wire.name].max_age)
             if wire.every and wire is self.wiring.trigger:
                 limit = 0.0  # every message was asked for, however long it had to wait
             if latest is None or 0 < limit < now - latest.received:
                 self.counters.stale += 1
+                self._lapsed |= latest is not None and self.wiring.trained.lapsed(now - latest.received)
                 self._warn(
                     "stale", f"nothing is published: input {wire.name} ({wire.topic}) is missing or too old"
                 )

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 from ocean_runtime import Contract
-from ocean_runtime.contract import Element, Tensor
+from ocean_runtime.contract import DTYPES, Element, Tensor
 
 from ocean_ros import fields
-from ocean_ros.parameters import Input, Output, ParameterError, Settings
+from ocean_ros.parameters import Input, Output, ParameterError, Settings, Trained
 
 TEXT = "std_msgs/msg/String"
 NUMBERS = "std_msgs/msg/Float32MultiArray"
@@ -31,7 +31,8 @@ class InputWire:
     message: Any
     """The message class."""
     every: bool
-    """Reliable and keep all; otherwise best effort and the latest only."""
+    """Reliable and keep all; otherwise best effort and the latest `depth`."""
+    depth: int
     positions: Values
     """Where in the model's input vector the fields' values belong."""
     read: Callable[[Any], Values]
@@ -50,6 +51,9 @@ class OutputWire:
     positions: Values
     """Which of the model's output elements the fields are."""
     write: Callable[[Values], None]
+    """Fills the template; raises OverflowError where a field can't hold its value."""
+    fallible: bool
+    """Whether it may raise."""
     stamped: bool
 
 
@@ -66,6 +70,7 @@ class Wiring:
     """Steps a second that are wanted; 0 where nobody said."""
     size: int
     """Elements of the model's input vector, M; 0 for text."""
+    trained: Trained
 
 
 def wire(
@@ -89,6 +94,7 @@ def wire(
         trigger=next((wire for wire in taken if wire.name == trigger), None),
         rate=rate,
         size=size,
+        trained=Trained(contract.max_age_s, contract.rate_hz, holds=not contract.time),
     )
 
 
@@ -150,7 +156,15 @@ def _text_input(name: str, given: Input) -> InputWire:
     message = _message(f"input.{name}.type", TEXT)
     none = np.zeros(0, int)
     return InputWire(
-        name, given.topic, TEXT, message, given.qos != "latest", none, lambda _: np.zeros(0), False
+        name,
+        given.topic,
+        TEXT,
+        message,
+        given.qos != "latest",
+        given.depth,
+        none,
+        lambda _: np.zeros(0),
+        False,
     )
 
 
@@ -160,7 +174,7 @@ def _text_output(name: str, given: Output) -> OutputWire:
             f"parameter output.{name}.type is {given.type}, but the model writes text: it gives {TEXT}"
         )
     message = _message(f"output.{name}.type", TEXT)
-    return OutputWire(name, given.topic, message, message(), np.zeros(0, int), lambda _: None, False)
+    return OutputWire(name, given.topic, message, message(), np.zeros(0, int), lambda _: None, False, False)
 
 
 def _inputs(contract: Contract, inputs: Mapping[str, Input]) -> tuple[int, list[InputWire]]:
@@ -192,6 +206,7 @@ def _inputs(contract: Contract, inputs: Mapping[str, Input]) -> tuple[int, list[
                 kind,
                 message,
                 given.qos == "every",
+                given.depth,
                 np.array(positions, int),
                 fields.reader(parsed),
                 _stamped(message),
@@ -232,8 +247,20 @@ def _output(tensor: Tensor, name: str, given: Output) -> OutputWire:
     if whole:
         label(template, tensor.name, size)
     return OutputWire(
-        name, given.topic, message, template, np.array(positions, int), write, _stamped(message)
+        name,
+        given.topic,
+        message,
+        template,
+        np.array(positions, int),
+        write,
+        any(fields.may_overflow(field.number, _dtype(tensor)) for field in parsed),
+        _stamped(message),
     )
+
+
+def _dtype(tensor: Tensor) -> np.dtype[Any]:
+    """Of an output's values as the stream gives them."""
+    return np.dtype(DTYPES[tensor.dtype] if tensor.reference is None else np.float64)
 
 
 def numbers(tensor: Tensor) -> str:
