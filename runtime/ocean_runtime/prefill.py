@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ocean_runtime.contract import DTYPES, Contract, sized
-from ocean_runtime.errors import ContractError
+from ocean_runtime.errors import ContractError, reason_of
 
 Array = NDArray[Any]
 
@@ -59,8 +59,7 @@ class Prefill:
         try:
             found = [result.shape for result in self.compute(feed)]
         except Exception as error:  # onnxruntime's exceptions share no base class
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise ContractError(f"can't run two steps ({reason}); export it again") from None
+            raise ContractError(f"can't run two steps ({reason_of(error)}); export it again") from None
         if found != wanted:
             raise ContractError(f"gives the shapes {found} for two steps, not {wanted}; export it again")
 
