@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ocean_runtime.contract import BATCH, DTYPES, Contract, show_shape, sized
 from ocean_runtime.errors import ContractError, let_through, reason_of
 from ocean_runtime.files import kind_of, read_bounded
-from ocean_runtime.prefill import PREFILL_KEY, Prefill, path_beside
+from ocean_runtime.prefill import PREFILL_KEY, Prefill, digest, path_beside
 from ocean_runtime.probe import try_in_a_process
 from ocean_runtime.scan import scan
 from ocean_runtime.seal import check_seal
@@ -55,6 +55,7 @@ class OceanModel:
         self.path = path
         self._session = session
         self._beside: tuple[int, Sequence[str] | None] | None = None
+        self._digest = ""
         self._check_graph()
         self._outputs = [t.name for t in contract.outputs] + [s.output for s in contract.states]
         self._warm_up()
@@ -94,7 +95,7 @@ class OceanModel:
                 try_in_a_process(data)
             model = cls(session_of(data, threads, providers), contract, path)
             if not untrusted:  # what lies beside a stranger's file is a stranger's too
-                model._beside = threads, providers
+                model._beside, model._digest = (threads, providers), digest(data)
             return model
         except ContractError as error:
             raise ContractError(f"{path}: {error}") from None
@@ -119,7 +120,8 @@ class OceanModel:
             data = _read_file(path)
             check_seal(data)
             found = scan(data, PREFILL_KEY)
-            return Prefill(session_of(data, *self._beside), self.contract, found)
+            session = session_of(data, *self._beside)
+            return Prefill(session, self.contract, found, self._digest, self.compute)
         except ContractError as error:
             let_through(error)
             _log.warning("%s is not used, and steps are taken one by one: it %s", path, error)
