@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import select
 import signal
@@ -30,7 +31,7 @@ from ocean_runtime.rows import (
 from ocean_runtime.snapshot import generations
 from ocean_runtime.state_path import StatePath
 from ocean_runtime.stream import OceanStream
-from ocean_runtime.text import generate, read_text, tokenizer_of
+from ocean_runtime.text import generate, read_text, tokenizer_of, unread_of
 
 CHUNK_BYTES = 4096
 """Read at once from the input; what was read is always stepped, also when a signal asks to stop."""
@@ -44,8 +45,9 @@ def main(argv: list[str] | None = None) -> int:
             raise OceanError(
                 "standard input and output must be open; use /dev/null for one that is not wanted"
             )
-        # A terminal of another encoding shows what it can.
-        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+        if sys.stderr is None:  # else print() would write to standard output, and a file would get its number
+            sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
+        _set_encoding()
         model = OceanModel.load(args.model, untrusted=args.untrusted)
         if args.info:
             print(describe(model.contract), flush=True)
@@ -60,6 +62,8 @@ def main(argv: list[str] | None = None) -> int:
         with contextlib.suppress(OSError):  # what is still buffered must not fail again at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    finally:
+        _flush_errors()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -181,12 +185,32 @@ def _restore(stream: OceanStream, path: Path) -> None:
         stream.restore(path)
         if stream.model.contract.kind != "tokens":
             Place.of(stream)  # what rows need to go on, said before they are read
+        else:
+            unread_of(stream)
     except SnapshotError as error:
         raise OceanError(f"{error} (name another file with --state, or move this one away)") from None
 
 
+def _set_encoding() -> None:
+    """UTF-8, as text is read; a terminal of another encoding, or the one asked for, shows what it can."""
+    stdout = sys.stdout
+    assert isinstance(stdout, io.TextIOWrapper)
+    asked = stdout.isatty() or "PYTHONIOENCODING" in os.environ
+    stdout.reconfigure(encoding=None if asked else "utf-8", errors="backslashreplace")
+
+
 def _say(line: str) -> None:
-    print(f"ocean-run: {line}", file=sys.stderr)
+    """A line on standard error; where that is full or gone, the work goes on without."""
+    with contextlib.suppress(OSError):
+        print(f"ocean-run: {line}", file=sys.stderr)
+    _flush_errors()
+
+
+def _flush_errors() -> None:
+    try:
+        sys.stderr.flush()
+    except OSError:  # what is still buffered must not fail again at exit, which would change the exit status
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def _read(stream: OceanStream, args: argparse.Namespace, stop: _Stop) -> None:
@@ -196,7 +220,7 @@ def _read(stream: OceanStream, args: argparse.Namespace, stop: _Stop) -> None:
     total, count = 0.0, 0
     if not generating:
         print("step\ttoken\tnats\tmean")
-    for step in read_text(stream, _chunks(args.text, stop)):
+    for step in read_text(stream, _chunks(args.text, stop), lambda: stop.asked):
         if step.loss is not None:
             total, count = total + step.loss, count + 1
         if generating:
@@ -225,42 +249,62 @@ def _chunks(name: str, stop: _Stop) -> Iterator[bytes]:
     if name == "-" and sys.stdin.isatty():
         _say("reading standard input; end it with Ctrl-D")
     try:
-        with open(0 if name == "-" else name, "rb", buffering=0, closefd=name != "-") as file:
+        # A named pipe is opened without waiting for its writer: select waits, and sees a signal.
+        handle = 0 if name == "-" else os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
             while True:
-                ready, _, _ = select.select([file.fileno(), stop.pipe], [], [])
+                ready, _, _ = select.select([handle, stop.pipe], [], [])
                 if stop.asked:
                     return
-                if file.fileno() in ready:
-                    chunk = file.read(CHUNK_BYTES)
+                if handle in ready:
+                    try:
+                        chunk = os.read(handle, CHUNK_BYTES)
+                    except BlockingIOError:  # another reader was quicker
+                        continue
                     if not chunk:
                         return
                     yield chunk
+        finally:
+            if handle:
+                os.close(handle)
     except OSError as error:
         raise OceanError(f"{name} can't be read: {error.strerror}") from None
 
 
 class _Stop:
-    """SIGTERM and SIGINT ask to stop, between steps: the state is then saved, as at the end of the text."""
+    """Signals that ask to stop, between steps: the state is then saved, as at the end of the text.
+
+    They are those that end a process and can be handled, but for one that is ignored, as by nohup.
+    """
+
+    NAMES = ("TERM", "INT", "HUP", "QUIT", "ALRM", "USR1", "USR2", "VTALRM", "PROF", "XCPU", "IO", "PWR")
 
     def __init__(self) -> None:
         self.asked = False
         self.pipe, self._write_end = os.pipe()
+        os.set_blocking(self._write_end, False)
 
     def __enter__(self) -> _Stop:
-        self._before = {s: signal.signal(s, self._handle) for s in (signal.SIGTERM, signal.SIGINT)}
+        known = (getattr(signal, f"SIG{name}", None) for name in self.NAMES)
+        self._before = {s: signal.getsignal(s) for s in known if s is not None}
+        for number, handler in self._before.items():
+            if handler not in (signal.SIG_IGN, None):
+                signal.signal(number, self._handle)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            if handler is not None:
+                signal.signal(number, handler)
         os.close(self.pipe)
         os.close(self._write_end)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
-        os.write(self._write_end, b".")
+        with contextlib.suppress(BlockingIOError):  # after 65,536 signals
+            os.write(self._write_end, b".")
 
 
 if __name__ == "__main__":

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from functools import partial
+from pathlib import PurePath
 from typing import Any
 
 from numpy.typing import NDArray
 
 MAX_MESSAGE = 1000
+_PYTHON = PurePath(os.__file__).parent
 
 
 class OceanError(Exception):
@@ -47,3 +52,48 @@ class BusyError(OceanError, RuntimeError):
 
 class SnapshotError(OceanError, ValueError):
     """A snapshot that can't be written, read, or given to this model; the state is as it was."""
+
+
+def let_through(error: BaseException) -> None:
+    """Raises it again where a signal handler raised it: for an `except` that expects what it interrupted."""
+    if raised_by_signal_handler(error):
+        raise error
+
+
+def reason_of(error: Exception) -> str:
+    """The first line of what a library raised; as `let_through` where a signal handler raised it."""
+    let_through(error)
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
+
+
+def raised_by_signal_handler(error: BaseException) -> bool:
+    """Whether a signal handler raised it, on top of a call of ours or of a library.
+
+    A handler is installed at this moment; or it is a stranger's function that these would not call: of an
+    input they call methods such as `__array__` alone.
+    """
+    trace, codes = error.__traceback__, []
+    while trace is not None:
+        codes.append(trace.tb_frame.f_code)
+        trace = trace.tb_next
+    strange = [code for code in codes if not _of_a_library(PurePath(code.co_filename))]
+    if not strange:
+        return False
+    name = strange[0].co_name
+    if name == "__call__" or not (name.startswith("__") and name.endswith("__")):
+        return True
+    return any(_code(signal.getsignal(number)) in strange for number in signal.valid_signals())
+
+
+def _of_a_library(file: PurePath) -> bool:
+    """Whether it is a file of this package, of one that it calls, or of Python."""
+    if {"site-packages", "dist-packages", "ocean_runtime"} & {*file.parts}:
+        return bool({"ocean_runtime", "numpy", "onnxruntime", "safetensors"} & {*file.parts})
+    return file.is_relative_to(_PYTHON) or file.name.startswith("<frozen")
+
+
+def _code(handler: Any) -> Any:
+    """The code that runs for what signal.signal() was given; None where it is no function of Python's."""
+    while isinstance(handler, partial):
+        handler = handler.func
+    return getattr(getattr(handler, "__func__", handler), "__code__", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -12,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ocean_runtime.contract import BATCH, DTYPES, Contract, show_shape, sized
-from ocean_runtime.errors import ContractError
-from ocean_runtime.files import read_bounded
-from ocean_runtime.prefill import PREFILL_KEY, Prefill, path_beside
+from ocean_runtime.errors import ContractError, let_through, reason_of
+from ocean_runtime.files import kind_of, read_bounded
+from ocean_runtime.prefill import PREFILL_KEY, Prefill, digest, path_beside
 from ocean_runtime.probe import try_in_a_process
 from ocean_runtime.scan import scan
 from ocean_runtime.seal import check_seal
@@ -54,6 +55,7 @@ class OceanModel:
         self.path = path
         self._session = session
         self._beside: tuple[int, Sequence[str] | None] | None = None
+        self._digest = ""
         self._check_graph()
         self._outputs = [t.name for t in contract.outputs] + [s.output for s in contract.states]
         self._warm_up()
@@ -93,7 +95,7 @@ class OceanModel:
                 try_in_a_process(data)
             model = cls(session_of(data, threads, providers), contract, path)
             if not untrusted:  # what lies beside a stranger's file is a stranger's too
-                model._beside = threads, providers
+                model._beside, model._digest = (threads, providers), digest(data)
             return model
         except ContractError as error:
             raise ContractError(f"{path}: {error}") from None
@@ -112,14 +114,16 @@ class OceanModel:
     def prefill(self) -> Prefill | None:
         """The graph for many steps at once, where one that fits lies beside the file; read when first used."""
         path = path_beside(self.path)
-        if self._beside is None or not path.is_file():
+        if self._beside is None or kind_of(path, follow=True) != stat.S_IFREG:
             return None
         try:
             data = _read_file(path)
             check_seal(data)
             found = scan(data, PREFILL_KEY)
-            return Prefill(session_of(data, *self._beside), self.contract, found)
+            session = session_of(data, *self._beside)
+            return Prefill(session, self.contract, found, self._digest, self.compute)
         except ContractError as error:
+            let_through(error)
             _log.warning("%s is not used, and steps are taken one by one: it %s", path, error)
             return None
 
@@ -191,8 +195,9 @@ class OceanModel:
         try:
             results = self.compute(feed)
         except Exception as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise ContractError(f"the graph can't run one step ({reason}); export the model again") from None
+            raise ContractError(
+                f"the graph can't run one step ({reason_of(error)}); export the model again"
+            ) from None
         declared = [t.shape for t in self.contract.outputs] + [s.shape for s in self.contract.states]
         for name, shape, result in zip(self._outputs, declared, results, strict=True):
             if result.shape != sized(shape, 1):
@@ -213,9 +218,11 @@ def _fits(declared: tuple[int | str, ...], graph: Sequence[int | str | None]) ->
 def _read_file(path: Path) -> bytes:
     try:
         return read_bounded(path, MAX_FILE_BYTES)
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a name with a NUL
+    except (FileNotFoundError, NotADirectoryError, ValueError) as error:  # ValueError: a name with a NUL
+        let_through(error)
         raise ContractError(f"there is no model file at {path}") from None
     except OSError as error:
+        let_through(error)
         raise ContractError(f"{path} can't be read: {error.strerror}") from None
 
 
@@ -238,10 +245,12 @@ def session_of(data: bytes, threads: int, providers: Sequence[str] | None) -> An
     options.log_severity_level = 4
     try:
         # From bytes, not from the path: so no file can refer to external data beside it.
-        session = ort.InferenceSession(data, options, providers=providers)
+        # Its fallback would print to standard output, and swallow what a signal handler raises.
+        session = ort.InferenceSession(data, options, providers=providers, enable_fallback=0)
     except Exception as error:  # onnxruntime's exceptions share no base class
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ContractError(f"it can't be loaded by onnxruntime {ort.__version__}: {reason}") from None
+        raise ContractError(
+            f"it can't be loaded by onnxruntime {ort.__version__}: {reason_of(error)}"
+        ) from None
     for name in providers:
         if name not in session.get_providers():
             raise ContractError(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ocean_runtime.contract import DTYPES, sized
-from ocean_runtime.errors import InputError, StateError, StepError
+from ocean_runtime.errors import InputError, StateError, StepError, let_through, reason_of
 from ocean_runtime.inputs import SMALL, Entry, by_name, faulty_rows, finite
 from ocean_runtime.model import OceanModel
 from ocean_runtime.snapshot import MAX_HEADER_BYTES
@@ -86,10 +86,10 @@ class Plan:
         """
         if self._only is not None and not isinstance(x, Mapping):
             name, entry = self._only
-            feed = {name: entry.take(x)}
+            feed = {name: _checked(entry.take, x)}
         else:
             values = by_name(x, self.entries)
-            feed = {name: entry.take(values[name]) for name, entry in self.entries.items()}
+            feed = {name: _checked(entry.take, values[name]) for name, entry in self.entries.items()}
         results = self.compute(feed, state)
         for i in self._small:
             array = results[i]
@@ -116,11 +116,11 @@ class Plan:
         counted = entry.out_of_range
         try:
             values = [by_name(x, self.entries)[name] if isinstance(x, Mapping) else x for x in xs]
-            feed = {name: np.stack([entry.take(value) for value in values]), **state}
+            feed = {name: np.stack([_checked(entry.take, value) for value in values]), **state}
             try:
                 results = prefill.compute(feed)
             except Exception as error:  # onnxruntime's exceptions share no base class
-                raise InputError(f"the graph can't take these steps: {error}") from None
+                raise InputError(f"the graph can't take these steps: {reason_of(error)}") from None
             self._check(results, number)
         except StepError:
             entry.out_of_range = counted  # none was taken; they come again, one by one
@@ -134,8 +134,7 @@ class Plan:
         try:
             return self._compute(feed)
         except Exception as error:  # onnxruntime's exceptions share no base class
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise InputError(f"the graph can't take this step: {reason}") from None
+            raise InputError(f"the graph can't take this step: {reason_of(error)}") from None
 
     def _check(self, results: list[Array], number: int) -> None:
         for i, name, axis in self._checked:
@@ -157,19 +156,20 @@ class Plan:
             values = by_name(x, self.entries)
             for name, entry in self.entries.items():
                 try:
-                    entry.take(values[name])
+                    _checked(entry.take, values[name])
                 except InputError as fault:
+                    let_through(fault)
                     bad |= everything if fault.rows is None else fault.rows
             while not bad.all():
-                feed = {name: entry.repair(values[name], bad) for name, entry in self.entries.items()}
+                feed = {n: _checked(entry.repair, values[n], bad) for n, entry in self.entries.items()}
                 results = self.compute(feed, state)
                 found = self._faulty(results)
                 if not (found & ~bad).any():
                     states = {name: results[i] for name, i in self._pairs}
                     return bad, (results, states, {n: results[i].copy() for n, i in self._predicting})
                 bad |= found
-        except InputError:  # of the whole input, or by the graph
-            pass
+        except InputError as fault:  # of the whole input, or by the graph
+            let_through(fault)
         return everything, None
 
     def mixed(
@@ -197,3 +197,23 @@ class Plan:
 def no_value(array: Array) -> float:
     """What marks an element as no result: NaN, or 0 where the dtype has none."""
     return np.nan if array.dtype.kind == "f" else 0
+
+
+def _checked(take: Callable[..., Array], value: ArrayLike, *more: Any) -> Array:
+    """What an entry makes of an input; raises InputError, whatever the input's own methods raise."""
+    try:
+        return take(_with_masks(value) if isinstance(value, list | tuple) else value, *more)
+    except InputError as error:
+        if error.__context__ is not None:
+            let_through(error.__context__)
+        raise
+    except Exception as error:
+        raise InputError(f"an input is no array of numbers: {reason_of(error)}") from None
+
+
+def _with_masks(value: Any) -> Any:
+    """A list of masked rows as one masked array; NumPy would take what lies below their masks."""
+    if isinstance(value, list | tuple) and any(type(item) not in (int, float, bool) for item in value):
+        parts = [_with_masks(item) for item in value]
+        return np.ma.array(parts) if any(isinstance(part, np.ma.MaskedArray) for part in parts) else value
+    return value

@@ -6,6 +6,7 @@ The process reads a model's bytes from standard input, limits itself, loads them
 
 from __future__ import annotations
 
+import io
 import resource
 import signal
 import subprocess
@@ -59,6 +60,8 @@ def main() -> None:
     from ocean_runtime.model import OceanModel, session_of
     from ocean_runtime.scan import scan
 
+    assert isinstance(sys.stdout, io.TextIOWrapper)
+    sys.stdout.reconfigure(encoding="utf-8")  # whatever the locale: what is quoted may be of any script
     size = int(sys.argv[1])
     data = sys.stdin.buffer.read(size)
     try:

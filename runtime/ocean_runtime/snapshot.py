@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -17,8 +19,8 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from ocean_runtime.contract import show_shape
-from ocean_runtime.errors import SnapshotError
-from ocean_runtime.files import read_bounded, sync_folder, temporary
+from ocean_runtime.errors import SnapshotError, let_through, reason_of
+from ocean_runtime.files import is_regular, kind_of, read_bounded, remove, write_atomically
 
 Array = NDArray[Any]
 Expected = Mapping[str, tuple[Any, tuple[int, ...]]]
@@ -29,7 +31,11 @@ MAX_FILE_BYTES = 1 << 28
 MAX_HEADER_BYTES = 1 << 20
 """Of the JSON that says what a snapshot holds: some names and numbers."""
 MAX_GENERATIONS = 100
+MAX_DEPTH = 100
+"""Lists and dicts within each other in a context."""
 _METADATA_KEY = "ocean_snapshot"
+_MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+"""What reading a header that is none may raise."""
 
 _log = logging.getLogger(__name__)
 
@@ -74,28 +80,27 @@ def write(saved: Snapshot, path: Path, *, keep: int = 1) -> None:
     """Write atomically: a crash at any instant leaves the old file or the new one.
 
     keep: generations to keep. The new one is `path`; the one before it becomes `path.1`, and so on, and
-    those beyond are removed. Only a whole file becomes a generation. One writer for each path.
-    Raises SnapshotError where the folder is missing or can't be written, or the disk is full; an older
-    file is then as it was.
+    those beyond are removed. Only a whole snapshot becomes a generation. A numbered file that is no generation
+    of this path keeps its name, and the next number is taken. Any number of threads and processes may write to
+    one path; the last one stays.
+
+    Raises SnapshotError where the snapshot could not be read again, the folder is missing or can't be
+    written, the disk is full, or `path` is no file; an older file is then as it was.
     """
     if not 1 <= keep <= MAX_GENERATIONS:
         raise ValueError(f"keep is {keep}; choose 1 to {MAX_GENERATIONS} generations")
-    content = to_bytes(saved)
-    generations(path)  # refuses what is no name of a file
+    _check_name(path)
+    content = to_bytes(saved, path.name)
     try:
-        with temporary(path, content) as written:
-            if keep > 1 and _whole(path):
-                _set_aside(path, keep)
-            written.replace(path)
-        for old in generations(path):
-            if old != path and int(old.suffix[1:]) >= keep:
-                old.unlink()
-        sync_folder(path.parent)
+        write_atomically(path, content, (lambda: _set_aside(path, keep)) if keep > 1 else None)
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        let_through(error)
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise SnapshotError(
             f"the state can't be saved to {path}: {reason}; the stream goes on without it"
         ) from None
+    for old in [slot for slot in _numbered(path) if _written_as(slot) in ("", path.name)][keep - 1 :]:
+        remove(old)  # the state is saved, whatever becomes of the oldest
 
 
 def read_newest(path: Path, *, limit: int = MAX_FILE_BYTES) -> Restored:
@@ -108,6 +113,7 @@ def read_newest(path: Path, *, limit: int = MAX_FILE_BYTES) -> Restored:
         try:
             found = Restored(read(candidate, limit=limit), candidate, tuple(passed_over))
         except SnapshotError as error:
+            let_through(error)
             passed_over.append(str(error))
             continue
         for reason in passed_over:
@@ -117,11 +123,13 @@ def read_newest(path: Path, *, limit: int = MAX_FILE_BYTES) -> Restored:
 
 
 def generations(path: Path) -> list[Path]:
-    """The files that `write` left for `path`, the newest first; empty where there is none."""
-    if not path.name:
-        raise SnapshotError(f"'{path}' is no name for a snapshot; give a file")
-    older = [path.with_name(f"{path.name}.{i}") for i in range(1, MAX_GENERATIONS)]
-    return [candidate for candidate in (path, *older) if os.path.lexists(candidate)]
+    """What is at `path`, then the older files that `write` left beside it, the newest first.
+
+    A file with a number that is no snapshot, or was saved under that very name, is none of them.
+    """
+    _check_name(path)
+    newest = [path] if kind_of(path) else []
+    return newest + [older for older in _numbered(path) if _written_as(older) not in (None, older.name)]
 
 
 def read(path: Path, *, limit: int = MAX_FILE_BYTES) -> Snapshot:
@@ -131,22 +139,58 @@ def read(path: Path, *, limit: int = MAX_FILE_BYTES) -> Snapshot:
     """
     try:
         content = read_bounded(path, min(limit, MAX_FILE_BYTES))
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a name with a NUL
+    except (FileNotFoundError, NotADirectoryError, ValueError) as error:  # ValueError: a name with a NUL
+        let_through(error)
         raise SnapshotError(f"there is no snapshot at {path}") from None
     except OSError as error:
+        let_through(error)
         raise SnapshotError(f"{path} can't be read: {error.strerror}") from None
     try:
         return from_bytes(content)
     except SnapshotError as error:
+        let_through(error)
         raise SnapshotError(f"{path} {error}") from None
 
 
-def to_bytes(saved: Snapshot) -> bytes:
-    """A snapshot as the content of a safetensors file; SnapshotError where its context is too long to be read."""
+def plain(context: Any) -> dict[str, Any]:
+    """A copy of a context as JSON gives it back. Raises SnapshotError where it holds anything else.
+
+    The copy is of one instant, whatever other threads do to the context meanwhile.
+    """
+    try:
+        copy = json.loads(json.dumps(context))  # nothing else runs within either
+        wrong = _not_plain(context) or _not_plain(copy, MAX_DEPTH)
+    except (TypeError, ValueError, RecursionError, RuntimeError) as error:
+        let_through(error)
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        wrong = reason.splitlines()[0]
+    if not wrong and not isinstance(copy, dict):
+        wrong = f"it is {type(context).__name__}, not dict"
+    if wrong:
+        raise SnapshotError(
+            f"the stream's context can't be kept in a snapshot: {wrong}; a context is a dict of JSON values"
+        )
+    return dict(copy)
+
+
+def to_bytes(saved: Snapshot, name: str = "") -> bytes:
+    """A snapshot as the content of a safetensors file.
+
+    name: of the file, for whoever finds it under another one.
+    Raises SnapshotError where `from_bytes` could not read it, or the result would be too long.
+    """
     import ocean_runtime
 
-    tensors = {f"state.{name}": np.ascontiguousarray(a) for name, a in saved.states.items()}
-    tensors |= {f"prediction.{name}": np.ascontiguousarray(a) for name, a in saved.predictions.items()}
+    arrays = [*saved.states.values(), *saved.predictions.values()]
+    size = sum(np.asarray(a).nbytes for a in arrays) + MAX_HEADER_BYTES
+    if size > MAX_FILE_BYTES:
+        raise SnapshotError(
+            f"the state has {size - MAX_HEADER_BYTES:,} bytes, and a snapshot holds at most "
+            f"{MAX_FILE_BYTES - MAX_HEADER_BYTES:,}; use fewer rows to a stream"
+        )
+    # np.ascontiguousarray would make a vector of a single number.
+    tensors = {f"state.{key}": np.asarray(a, order="C") for key, a in saved.states.items()}
+    tensors |= {f"prediction.{key}": np.asarray(a, order="C") for key, a in saved.predictions.items()}
     about: dict[str, Any] = {
         "format": FORMAT,
         "state_id": saved.state_id,
@@ -157,26 +201,32 @@ def to_bytes(saved: Snapshot) -> bytes:
         "monotonic": saved.monotonic,
         "precision": saved.precision,
         "runtime": ocean_runtime.__version__,
-        "context": dict(saved.context),
+        "file": name,
+        "context": plain(saved.context),
     }
-    about["checksum"] = _checksum(tensors, about)
-    content = safetensors.numpy.save(tensors, metadata={_METADATA_KEY: json.dumps(about)})
+    _check_steps(saved.steps)
+    try:
+        about["checksum"] = _checksum(tensors, about)
+        content = safetensors.numpy.save(tensors, metadata={_METADATA_KEY: json.dumps(about)})
+    except (safetensors.SafetensorError, TypeError, ValueError, KeyError) as error:
+        raise SnapshotError(f"the snapshot can't be written: {reason_of(error)}") from None
     if int.from_bytes(content[:8], "little") > MAX_HEADER_BYTES:
         raise SnapshotError(
             f"the snapshot's names and context have over {MAX_HEADER_BYTES:,} bytes; keep less in the context"
         )
+    try:
+        from_bytes(content)  # what can't be read again must not replace what can
+    except SnapshotError as error:
+        let_through(error)
+        raise SnapshotError(f"the snapshot could not be read again: it {error}") from None
     return content
 
 
 def from_bytes(content: bytes) -> Snapshot:
     """What `to_bytes` made. Raises SnapshotError, its message a predicate: "is damaged: ..."."""
     damaged = SnapshotError("is no snapshot, or a damaged one; restore an older one, or start anew")
-    length = int.from_bytes(content[:8], "little")
-    if len(content) < 8 or length > min(MAX_HEADER_BYTES, len(content) - 8):
-        raise damaged
     try:
-        header = json.loads(content[8 : 8 + length])
-        about = json.loads(header["__metadata__"][_METADATA_KEY])
+        about = _about(content)
         version = int(about["format"])
         if version > FORMAT:
             raise SnapshotError(
@@ -203,9 +253,8 @@ def from_bytes(content: bytes) -> Snapshot:
         )
     except SnapshotError:
         raise
-    except (safetensors.SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise damaged from None
-    except OverflowError:  # an infinite count of steps
+    except (safetensors.SafetensorError, OverflowError, *_MALFORMED) as error:  # an infinite count of steps
+        let_through(error)
         raise damaged from None
 
 
@@ -220,8 +269,7 @@ def check(saved: Snapshot, state_id: str, batch: int | None, states: Expected, p
         raise SnapshotError(
             f"the snapshot has batch {saved.batch}, the stream {batch}; open the stream with that batch"
         )
-    if not 0 <= saved.steps < 1 << 63:
-        raise SnapshotError(f"the snapshot counts {saved.steps} steps, which can't be")
+    _check_steps(saved.steps)
     if saved.states.keys() != states.keys() or not saved.predictions.keys() <= predictions.keys():
         raise SnapshotError(
             f"the snapshot holds {sorted(saved.states)} and {sorted(saved.predictions)}, "
@@ -241,29 +289,92 @@ def check(saved: Snapshot, state_id: str, batch: int | None, states: Expected, p
             raise SnapshotError(f"the snapshot's {name!r} is not finite; restore an older one, or start anew")
 
 
+def _check_name(path: Path) -> None:
+    if not path.name:
+        raise SnapshotError(f"'{path}' is no name for a snapshot; give a file")
+
+
+def _numbered(path: Path) -> list[Path]:
+    return [path.with_name(f"{path.name}.{i}") for i in range(1, MAX_GENERATIONS)]
+
+
+def _written_as(path: Path) -> str | None:
+    """The name that a snapshot was written under, "" where an earlier version did; None where it is no snapshot."""
+    if not is_regular(path):
+        return None
+    try:
+        content = read_bounded(path, 0, start=8 + MAX_HEADER_BYTES)
+        return str(_about(content).get("file", ""))
+    except (OSError, *_MALFORMED) as error:
+        let_through(error)
+        return None
+
+
+def _about(content: bytes) -> dict[str, Any]:
+    """What a snapshot says of itself; raises ValueError, KeyError, TypeError, RecursionError where it is none."""
+    length = int.from_bytes(content[:8], "little")
+    if len(content) < 8 or length > min(MAX_HEADER_BYTES, len(content) - 8):
+        raise ValueError
+    about: dict[str, Any] = json.loads(json.loads(content[8 : 8 + length])["__metadata__"][_METADATA_KEY])
+    return about
+
+
+def _check_steps(steps: int) -> None:
+    if not 0 <= steps < 1 << 63:
+        raise SnapshotError(f"the snapshot counts {steps} steps, which can't be")
+
+
+def _not_plain(value: Any, depth: int = 0) -> str:
+    """Why a value is none that JSON gives back as it was: a key that is no text, or more levels than `depth`."""
+    waiting = [(value, 1)]
+    while waiting:
+        item, level = waiting.pop()
+        if depth and level > depth and isinstance(item, dict | list):
+            return f"it has more than {depth} dicts and lists within each other"
+        if isinstance(item, dict):
+            for key in list(item):
+                if not isinstance(key, str):
+                    return f"the key {key!r} is {type(key).__name__}, not str"
+            waiting += [(inner, level + 1) for inner in list(item.values())]
+        elif isinstance(item, list | tuple):
+            waiting += [(inner, level + 1) for inner in list(item)]
+    return ""
+
+
 def _whole(path: Path) -> bool:
     try:
         read(path)
-    except SnapshotError:
+    except SnapshotError as error:
+        let_through(error)
         return False
     return True
 
 
 def _set_aside(path: Path, keep: int) -> None:
-    """Make room at `path`: each generation becomes the next older one; what is whole stays reachable."""
-    names = [path, *(path.with_name(f"{path.name}.{i}") for i in range(1, keep))]
-    for older, newer in zip(names[:0:-1], names[-2:0:-1], strict=False):
-        if newer.exists():
+    """Give what is whole at `path` a number, each older one the next: there is a file at `path` at every instant.
+
+    Another writer of the same path, where locks don't work, may take a file away between two calls.
+    """
+    if not is_regular(path) or not _whole(path):
+        return
+    free = (s for s in _numbered(path) if not kind_of(s) or _written_as(s) in ("", path.name))
+    slots = list(itertools.islice(free, keep - 1))
+    if not slots:
+        return
+    for older, newer in zip(slots[:0:-1], slots[-2::-1], strict=True):
+        with contextlib.suppress(FileNotFoundError):
             newer.replace(older)
-    # A hard link first, so that there is a file at `path` at every instant, for whoever looks only there.
-    link = path.with_name(f".{path.name}.link.tmp")
-    link.unlink(missing_ok=True)
-    try:
-        os.link(path, link, follow_symlinks=False)
-    except OSError:  # FAT, as on many SD cards, has none
-        path.replace(names[1])
-    else:
-        link.replace(names[1])
+    with contextlib.suppress(FileNotFoundError, FileExistsError):
+        slots[0].unlink(missing_ok=True)
+        try:
+            os.link(path, slots[0], follow_symlinks=False)
+        except (FileNotFoundError, FileExistsError):
+            raise
+        except (
+            OSError
+        ) as error:  # FAT, as on many SD cards, has no links: for a moment there is no other file
+            let_through(error)
+            path.replace(slots[0])
 
 
 def _named(tensors: Mapping[str, Array], prefix: str) -> dict[str, Array]:

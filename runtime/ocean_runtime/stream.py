@@ -6,10 +6,10 @@ import logging
 import operator
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,12 +17,18 @@ from numpy.typing import ArrayLike, NDArray
 from ocean_runtime import prefill
 from ocean_runtime import snapshot as snapshots
 from ocean_runtime.contract import DTYPES, show_shape, sized
-from ocean_runtime.errors import BusyError, InputError, StepError
+from ocean_runtime.errors import BusyError, InputError, StepError, let_through
 from ocean_runtime.model import OceanModel
 from ocean_runtime.plan import Inputs, Plan, no_value
 
 Array = NDArray[Any]
 Guard = Literal["raise", "hold", "reset"]
+_BUSY = (
+    "the stream is in use by another thread, or by the call that a signal handler interrupted; give each thread "
+    "a stream of its own, and change the state once the call has returned"
+)
+T = TypeVar("T")
+Result = TypeVar("Result")
 
 _log = logging.getLogger(__name__)
 
@@ -43,6 +49,13 @@ class Counters:
     """Inputs that were taken though outside the range of the training data."""
 
 
+class _Context:
+    """Where the context of a stream is kept, from one initial or restored state to the next."""
+
+    def __init__(self, value: dict[str, Any] | None = None) -> None:
+        self.value = {} if value is None else value
+
+
 class _Now(NamedTuple):
     """All that a step replaces, in one assignment: whoever reads it sees one instant."""
 
@@ -50,6 +63,7 @@ class _Now(NamedTuple):
     steps: int
     state: dict[str, Array]
     predictions: dict[str, Array]
+    context: _Context
 
 
 class OceanStream:
@@ -66,9 +80,14 @@ class OceanStream:
     the rows at fault are concerned, unless the fault is of the whole input, such as its shape.
 
     Threads: one stream, one thread at a time; many streams of a model, many threads. A call that would
-    change the state while another thread's does is refused with BusyError. Reading (`ocean`, `prediction`,
-    `steps`, `snapshot()`, `save`) is possible from any thread at any time, and sees the state between two
-    steps. No array is shared with the caller, neither given nor taken.
+    change the state while another thread's does is refused with BusyError; only a swap is waited for. Reading
+    (`ocean`, `prediction`, `steps`, `snapshot()`, `save`) is possible from any thread at any time, and sees
+    the state between two steps. No array is shared with the caller, neither given nor taken.
+
+    Signals: a signal handler may interrupt any call. What it raises, KeyboardInterrupt or another, reaches
+    whoever called, under every guard; the state is then that before the call or after it, and of a `run` that
+    after one of its steps. A handler may read and save; to change the state in the middle of a change is
+    refused with BusyError.
     """
 
     def __init__(self, model: OceanModel, batch: int | None = None, *, guard: Guard = "raise") -> None:
@@ -85,13 +104,28 @@ class OceanStream:
         self.fault: str | None = None
         """What was wrong with the last step; None where it was taken in every row."""
         self._counters = Counters()
-        self._lock = threading.Lock()
-        self._swapping = False
-        plan = Plan(model, batch)
-        self._now = _Now(plan, 0, plan.initial_state(), {})
-        self._valid: Array = np.ones(plan.rows, bool)
-        self.context: dict[str, Any] = {}
+        # Only ever taken by `with`: an exception between acquire() and try would leave a lock locked.
+        self._turn = threading.RLock()
+        """Held by the thread that changes the state."""
+        self._stepping, self._swapping = threading.Lock(), threading.Lock()
+        """What it is in the middle of; another thread is refused in the first case, and waits in the second."""
+        self._now = self._initial(Plan(model, batch))
+        self._valid: Array = np.ones(self._now.plan.rows, bool)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A copy would share locks and counters with this stream."""
+        raise TypeError(
+            "a stream can't be copied: open another one, and let it resume() this one's snapshot()"
+        )
+
+    @property
+    def context(self) -> dict[str, Any]:
         """JSON values that whoever feeds the stream needs to go on: a snapshot carries them, `reset` clears them."""
+        return self._now.context.value
+
+    @context.setter
+    def context(self, value: dict[str, Any]) -> None:
+        self._now.context.value = value
 
     @property
     def model(self) -> OceanModel:
@@ -177,22 +211,21 @@ class OceanStream:
         None, and nothing has changed, where they have to be made singly: they are few, there is no such graph,
         or one of them is at fault, which the guard must see by itself.
         """
-        if len(xs) < prefill.LEAST:
-            return None
-        self._acquire()
+        return None if len(xs) < prefill.LEAST else self._alone(self._run_now, xs)
+
+    def _run_now(self, xs: Sequence[Inputs] | Array) -> list[Array] | None:
+        now = self._now
         try:
-            now = self._now
             made = now.plan.steps(xs, now.state, now.steps + len(xs))
-            if made is None:
-                return None
-            results, state, predictions = made
-            self._now = _Now(now.plan, now.steps + len(xs), state, predictions)
-            self.fault, self._valid = None, np.ones(now.plan.rows, bool)
-            return [self._in_units(now.plan, now.plan.first, output) for output in results[0]]
-        except StepError:
+        except StepError as error:
+            let_through(error)
             return None
-        finally:
-            self._lock.release()
+        if made is None:
+            return None
+        results, state, predictions = made
+        self._now = _Now(now.plan, now.steps + len(xs), state, predictions, now.context)
+        self.fault, self._valid = None, np.ones(now.plan.rows, bool)
+        return [self._in_units(now.plan, now.plan.first, output) for output in results[0]]
 
     def reset(self, rows: ArrayLike | None = None) -> None:
         """Back to the initial state and zero steps.
@@ -200,26 +233,32 @@ class OceanStream:
         rows: in a batch, the indices or the mask of the rows to reset, all where None; the others, and the
         count of steps, stay as they are.
         """
-        self._acquire()
-        try:
-            plan, steps, state, predictions = self._now
-            if rows is None:
-                self._now, self.context = _Now(plan, 0, plan.initial_state(), {}), {}
-            else:
-                chosen = self._chosen(rows)
-                self._now = _Now(
-                    plan,
-                    steps,
-                    plan.mixed(state, chosen, plan.initial_state()),
-                    plan.mixed(predictions, chosen, None),
-                )
-            self.fault, self._valid = None, np.ones(plan.rows, bool)
-        finally:
-            self._lock.release()
+        self._alone(self._reset_now, rows)
+
+    def _reset_now(self, rows: ArrayLike | None) -> None:
+        plan, steps, state, predictions, context = self._now
+        if rows is None:
+            self._now = self._initial(plan)
+        else:
+            chosen = self._chosen(rows)
+            self._now = _Now(
+                plan,
+                steps,
+                plan.mixed(state, chosen, plan.initial_state()),
+                plan.mixed(predictions, chosen, None),
+                context,
+            )
+        self.fault, self._valid = None, np.ones(plan.rows, bool)
 
     def snapshot(self) -> snapshots.Snapshot:
-        """The state as it is now, copied: what `save` writes and `resume` takes."""
+        """The state as it is now, copied: what `save` writes and `resume` takes.
+
+        Raises SnapshotError where `context` holds anything but JSON values.
+        """
         now = self._now
+        return self._copy(now, snapshots.plain(now.context.value))
+
+    def _copy(self, now: _Now, context: dict[str, Any]) -> snapshots.Snapshot:
         contract = now.plan.model.contract
         return snapshots.Snapshot(
             state_id=contract.state_id,
@@ -231,17 +270,15 @@ class OceanStream:
             saved_at=time.time(),
             monotonic=time.monotonic(),
             precision=contract.precision,
-            context=self.context,
+            context=context,
         )
 
     def resume(self, saved: snapshots.Snapshot) -> None:
         """Go on from a snapshot. Raises SnapshotError where it is not of this model and batch."""
-        self._acquire()
-        try:
-            self._now = self._taken(saved, self._now.plan)
-            self.context = dict(saved.context)
-        finally:
-            self._lock.release()
+        self._alone(self._resume_now, saved)
+
+    def _resume_now(self, saved: snapshots.Snapshot) -> None:
+        self._now = self._taken(saved, self._now.plan)
 
     def save(self, path: str | Path, *, keep: int = 1) -> None:
         """Write the state to a file that is either whole or as it was. Raises SnapshotError.
@@ -267,19 +304,20 @@ class OceanStream:
         It is kept, with predictions and the count of steps, where the model has the same `state_id`: a
         better or smaller export of the same weights. Any other model starts at its initial state, which is
         logged. May be called from any thread: it waits for the step in progress, and a step that comes in
-        between waits for it. Raises ValueError where the model has no batch axis and this stream has, and
-        SnapshotError where it claims the same `state_id` with another state; nothing has changed then.
+        between waits for it. Raises ValueError where the model has no batch axis and this stream has, SnapshotError
+        where it claims the same `state_id` with another state, and BusyError in a signal handler that
+        interrupted a step; nothing has changed then.
         """
         plan = Plan(model, self.batch)
-        with self._lock:
-            self._swapping = True
-            try:
+        with self._turn:
+            self._refuse_within_another()
+            with self._swapping:
                 kept = model.contract.state_id == self.model.contract.state_id
-                now = self._taken(self.snapshot(), plan) if kept else _Now(plan, 0, plan.initial_state(), {})
+                if kept:
+                    now = self._taken(self._copy(self._now, {}), plan)._replace(context=self._now.context)
+                else:
+                    now = self._initial(plan)
                 self._counters, self._now = self.counters, now
-                self.context = self.context if kept else {}
-            finally:
-                self._swapping = False
         if not kept:
             _log.warning("%s is another model than before: the state starts at its initial value", model.path)
         return kept
@@ -301,34 +339,43 @@ class OceanStream:
             saved.steps,
             {name: array.copy() for name, array in saved.states.items()},
             {name: array.copy() for name, array in saved.predictions.items()},
+            _Context(snapshots.plain(saved.context)),
         )
 
-    def _acquire(self) -> None:
-        """Take the lock that a change needs, for a caller of whom there must be one at a time."""
-        if not self._lock.acquire(blocking=False):
-            if not self._swapping:
-                raise BusyError(
-                    "the stream is in use by another thread; give each thread a stream of its own"
-                )
-            self._lock.acquire()  # a swap takes microseconds, and must lose no step
+    @staticmethod
+    def _initial(plan: Plan) -> _Now:
+        return _Now(plan, 0, plan.initial_state(), {}, _Context())
+
+    def _alone(self, change: Callable[[T], Result], what: T) -> Result:
+        """Make a change, of which there must be one at a time. Raises BusyError where there is another."""
+        if self._stepping.locked():
+            raise BusyError(_BUSY)
+        with self._turn:  # within a swap of another thread it takes microseconds, and must lose no step
+            self._refuse_within_another()
+            with self._stepping:
+                return change(what)
+
+    def _refuse_within_another(self) -> None:
+        """With the turn, these are locked only where this very thread is in the middle of a change."""
+        if self._stepping.locked() or self._swapping.locked():
+            raise BusyError(_BUSY)
 
     def _step(self, x: Inputs) -> tuple[Plan, list[Array]]:
         """A step under the guard: the plan that it was made by, and its outputs, then next states."""
-        if not self._lock.acquire(blocking=False):
-            self._acquire()
+        return self._alone(self._step_now, x)
+
+    def _step_now(self, x: Inputs) -> tuple[Plan, list[Array]]:
+        now = self._now
+        plan, steps = now.plan, now.steps + 1
         try:
-            now = self._now
-            plan, steps = now.plan, now.steps + 1
-            try:
-                results, state, predictions = plan.step(x, now.state, steps)
-            except StepError as error:
-                return plan, self._guarded(x, error)
-            self._now = _Now(plan, steps, state, predictions)
-            if self.fault is not None:
-                self.fault, self._valid = None, np.ones(plan.rows, bool)
-            return plan, results
-        finally:
-            self._lock.release()
+            results, state, predictions = plan.step(x, now.state, steps)
+        except StepError as error:
+            let_through(error)
+            return plan, self._guarded(x, error)
+        self._now = _Now(plan, steps, state, predictions, now.context)
+        if self.fault is not None:
+            self.fault, self._valid = None, np.ones(plan.rows, bool)
+        return plan, results
 
     def _guarded(self, x: Inputs, error: StepError) -> list[Array]:
         """What the guard makes of a fault: raise it, or let only the sound rows step. Gives the outputs."""
@@ -338,7 +385,7 @@ class OceanStream:
             self._counters.bad_states += 1
         if self.guard == "raise":
             raise error
-        plan, steps, state, predictions = self._now
+        plan, steps, state, predictions, context = self._now
         hold = self.guard == "hold"
         if hold:
             self._counters.held += 1
@@ -347,7 +394,8 @@ class OceanStream:
         bad, step = plan.sound_rows(x, state)
         contract = plan.model.contract
         if step is None:
-            self._now = _Now(plan, *((steps, state, predictions) if hold else (0, plan.initial_state(), {})))
+            if not hold:
+                self._now = self._initial(plan)._replace(context=context)
             outputs: list[Array] = [
                 np.zeros(sized(t.shape, plan.rows), DTYPES[t.dtype]) for t in contract.outputs
             ]
@@ -360,6 +408,7 @@ class OceanStream:
                 steps + 1,
                 plan.mixed(new_state, bad, state if hold else plan.initial_state()),
                 plan.mixed(new_predictions, bad, (predictions or None) if hold else None),
+                context,
             )
             named = {t.name: output for t, output in zip(contract.outputs, results, strict=False)}
             outputs = list(plan.mixed(named, bad, None).values())

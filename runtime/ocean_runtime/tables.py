@@ -11,6 +11,7 @@ import codecs
 import csv
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -85,7 +86,7 @@ class Table:
         self.separator = next((s for s in ",;\t" if s in first), ",")
         self.columns = tuple(element(cell) for cell in self._read([first]))
         names = [column.name for column in self.columns]
-        for twice in sorted({n for n in names if names.count(n) > 1}):
+        for twice in sorted(n for n, count in Counter(names).items() if count > 1):
             raise InputError(f"{name} has two columns named {twice!r}; give each its own name")
         if all(_is_number(n) for n in names):
             raise InputError(f"{name} starts with numbers; its first line must name the columns")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
-from ocean_runtime.errors import InputError
+from ocean_runtime.errors import InputError, SnapshotError
 from ocean_runtime.prefill import STEPS
 from ocean_runtime.sampling import log_softmax, sample
 from ocean_runtime.stream import OceanStream
@@ -64,17 +65,53 @@ def read_tokens(stream: OceanStream, tokens: Sequence[int]) -> Iterator[Read]:
         yield from read_at_once(stream, part) or (read_token(stream, token) for token in part)
 
 
-def read_text(stream: OceanStream, chunks: Iterable[bytes]) -> Iterator[Read]:
+def unread_of(stream: OceanStream) -> tuple[bytes, str]:
+    """What a reader that was stopped had read but not stepped: bytes of a character, letters of a word.
+
+    Raises SnapshotError where the stream's context, which a snapshot carries, holds something else.
+    """
+    found = stream.context.get("text")
+    if found is None:
+        return b"", ""
+    try:
+        return bytes.fromhex(found["bytes"]), str(found["word"])
+    except (TypeError, KeyError, ValueError):
+        raise SnapshotError(
+            "the snapshot does not hold the text that was read and not stepped; restore an older one, or start anew"
+        ) from None
+
+
+def read_text(
+    stream: OceanStream, chunks: Iterable[bytes], stopped: Callable[[], bool] = lambda: False
+) -> Iterator[Read]:
     """Read UTF-8 as it arrives, cut anywhere: a character or word that a chunk leaves open is waited for.
 
     A chunk's tokens may be read together: `step` says which step a token was, `stream.steps` may be further.
     Bytes that are no UTF-8 are read as U+FFFD, the unknown token.
+
+    stopped: asked once `chunks` has ended: whether the text goes on later. What is open is then left in the
+    stream's context, and the next reader of the stream, or of one that was restored, begins with it.
     """
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     reader = tokenizer_of(stream).reader()
-    for chunk in chunks:
-        yield from read_tokens(stream, reader.feed(decoder.decode(chunk)))
+    open_bytes, open_word = unread_of(stream)
+    for chunk in chain([open_bytes], chunks):
+        text = open_word + decoder.decode(chunk)
+        open_word = ""
+        _leave(stream, b"", "")
+        yield from read_tokens(stream, reader.feed(text))
+    if stopped():
+        _leave(stream, decoder.getstate()[0], reader.held)
+        return
     yield from read_tokens(stream, reader.feed(decoder.decode(b"", final=True)) + reader.flush())
+
+
+def _leave(stream: OceanStream, open_bytes: bytes, open_word: str) -> None:
+    """Leave what is read and not stepped with the stream, for the next snapshot."""
+    if open_bytes or open_word:
+        stream.context["text"] = {"bytes": open_bytes.hex(), "word": open_word}
+    else:
+        stream.context.pop("text", None)
 
 
 def generate(

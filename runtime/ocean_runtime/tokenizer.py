@@ -110,6 +110,11 @@ class TokenReader:
         self._tokenizer = tokenizer
         self._held = ""
 
+    @property
+    def held(self) -> str:
+        """What later text could still lengthen."""
+        return self._held
+
     def feed(self, text: str) -> list[int]:
         """The ids that are certain once `text` has been read."""
         text = self._held + text
