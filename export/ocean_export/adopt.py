@@ -219,13 +219,16 @@ def _contract(
             v.dtype,
             shapes[v.name],
             elements=said.elements.get(v.name, ()),
-            constant=_number(v, said.constants.get(v.name)),
+            constant=_number("const", v, said.constants.get(v.name)),
         )
         for v in inputs.values()
         if v.name not in states
     )
     pairs = tuple(
-        State(i, o, inputs[i].dtype, shapes[i], said.initial.get(i, 0.0)) for i, o in states.items()
+        State(
+            i, o, inputs[i].dtype, shapes[i], _number("initial", inputs[i], said.initial.get(i, 0.0)) or 0.0
+        )
+        for i, o in states.items()
     )
     for state in pairs:
         if outputs[state.output].dtype != state.dtype:
@@ -287,12 +290,24 @@ def _run_for_shapes(
     return shapes
 
 
-def _number(value: Value, constant: float | None) -> float | int | None:
-    if constant is None or np.dtype(DTYPES[value.dtype]).kind == "f":
-        return constant
-    if constant != int(constant):
-        raise AdoptError(f"--const gives {value.name!r} {constant}, and it is {value.dtype}")
-    return int(constant)
+def _number(option: str, value: Value, given: float | None) -> float | int | None:
+    """A number that fills an input; raises AdoptError where its type can't hold it as it was given."""
+    if given is None:
+        return None
+    dtype: np.dtype[Any] = np.dtype(DTYPES[value.dtype])
+    if dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            held = bool(np.isfinite(np.float64(given).astype(dtype)))
+        why = "a finite number in its range"
+    else:
+        low, high = (
+            (0, 1) if dtype.kind == "b" else (int(np.iinfo(dtype.type).min), int(np.iinfo(dtype.type).max))
+        )
+        held = bool(np.isfinite(given)) and given == int(given) and low <= int(given) <= high
+        why = f"a whole number from {low} to {high}"
+    if not held:
+        raise AdoptError(f"--{option} gives {value.name!r} {given:g}, and it is {value.dtype}: give {why}")
+    return given if dtype.kind == "f" else int(given)
 
 
 def _example(tensor: Tensor, random: np.random.Generator, batch: int = 1) -> Array:

@@ -34,7 +34,10 @@ DTYPES = {
     "uint8": np.uint8,
     "bool": np.bool_,
 }
+FLOATS = ("float32", "float16", "float64")
 MAX_JSON_BYTES = 8 << 20
+MAX_DEPTH = 100
+"""Lists and objects within each other in JSON that is read."""
 MAX_TENSORS = 1_000
 """Inputs, outputs and states of a step."""
 MAX_RANK = 8
@@ -184,6 +187,12 @@ class Contract:
         if sum(math.prod(sized(shape, 1)) for shape in shapes) > MAX_ELEMENTS:
             raise ContractError(f"the contract's tensors have more than {MAX_ELEMENTS:,} elements together")
         for tensor in self.outputs:
+            size = self.tokenizer.size if self.kind == "tokens" and self.tokenizer is not None else 0
+            if size and tensor.predicts and (tensor.shape[-1:] != (size,) or tensor.dtype not in FLOATS):
+                raise ContractError(
+                    f"the contract says that {tensor.name!r}, {tensor.dtype} {show_shape(tensor.shape)}, predicts one "
+                    f"of {size} tokens; export the model again"
+                )
             if tensor.predicts and tensor.predicts not in names:
                 raise ContractError(
                     f"the contract says that {tensor.name!r} predicts {tensor.predicts!r}, which is no input"
@@ -210,6 +219,10 @@ class Contract:
             raise ContractError(f"the contract is not valid JSON ({error}); export the model again") from None
         if not isinstance(values, dict):
             raise ContractError("the contract is not a JSON object; export the model again")
+        if too_deep(values):
+            raise ContractError(
+                f"the contract has more than {MAX_DEPTH} lists and objects within each other; export the model again"
+            )
         version = values.get("version")
         if not isinstance(version, int) or version < 1:
             raise ContractError("the contract has no version number; export the model again")
@@ -244,6 +257,19 @@ def digest(weights: Mapping[str, NDArray[Any]], *described: Any) -> str:
         sha.update(array.tobytes())
     sha.update(json.dumps(described, sort_keys=True).encode())
     return f"sha256:{sha.hexdigest()}"
+
+
+def too_deep(value: Any) -> bool:
+    """Whether lists and dicts stand within each other more than MAX_DEPTH deep."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [
+            inner
+            for item in level
+            if isinstance(item, dict | list)
+            for inner in (item.values() if isinstance(item, dict) else item)
+        ]
+    return bool(level)
 
 
 def show_shape(shape: Iterable[int | str | None]) -> str:

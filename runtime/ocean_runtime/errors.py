@@ -6,6 +6,7 @@ import os
 import signal
 from functools import partial
 from pathlib import PurePath
+from types import CodeType
 from typing import Any
 
 from numpy.typing import NDArray
@@ -76,20 +77,27 @@ def raised_by_signal_handler(error: BaseException) -> bool:
     while trace is not None:
         codes.append(trace.tb_frame.f_code)
         trace = trace.tb_next
-    strange = [code for code in codes if not _of_a_library(PurePath(code.co_filename))]
+    strange = [code for code in codes if not _of_a_library(code)]
     if not strange:
         return False
-    name = strange[0].co_name
-    if name == "__call__" or not (name.startswith("__") and name.endswith("__")):
+    if not _is_special(strange[0]):
         return True
     return any(_code(signal.getsignal(number)) in strange for number in signal.valid_signals())
 
 
-def _of_a_library(file: PurePath) -> bool:
-    """Whether it is a file of this package, of one that it calls, or of Python."""
+def _of_a_library(code: CodeType) -> bool:
+    """Whether it belongs to this package, to one that it calls, or to Python, a dataclass's methods included."""
+    file = PurePath(code.co_filename)
     if {"site-packages", "dist-packages", "ocean_runtime"} & {*file.parts}:
         return bool({"ocean_runtime", "numpy", "onnxruntime", "safetensors"} & {*file.parts})
-    return file.is_relative_to(_PYTHON) or file.name.startswith("<frozen")
+    made = file.name.startswith("<frozen") or (file.name == "<string>" and _is_special(code))
+    return made or file.is_relative_to(_PYTHON)
+
+
+def _is_special(code: CodeType) -> bool:
+    """A method that others call by its kind, such as `__array__`."""
+    name = code.co_name
+    return name.startswith("__") and name.endswith("__") and name != "__call__"
 
 
 def _code(handler: Any) -> Any:

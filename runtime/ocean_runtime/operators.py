@@ -67,9 +67,7 @@ _REDUCTIONS = ("L1", "L2", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
 OPTIONAL: dict[str, tuple[int, ...]] = {
     **{f"Reduce{name}": (1,) for name in _REDUCTIONS},
     **dict.fromkeys(("LSTM", "GRU", "RNN", "DynamicQuantizeLSTM"), tuple(range(3, 12))),
-    **dict.fromkeys(
-        ("Conv", "Gemm", "LayerNormalization", "FusedGemm", "QuantizeLinear", "DequantizeLinear"), (2,)
-    ),
+    **dict.fromkeys(("Conv", "Gemm", "FusedGemm", "QuantizeLinear", "DequantizeLinear"), (2,)),
     **dict.fromkeys(("Squeeze", "Split", "Trilu", "FastGelu"), (1,)),
     **dict.fromkeys(("Clip", "Dropout"), (1, 2)),
     **dict.fromkeys(("Pad", "MatMulInteger", "FusedConv"), (2, 3)),
@@ -79,4 +77,4 @@ OPTIONAL: dict[str, tuple[int, ...]] = {
     "MatMulNBits": (3, 4, 5),
 }
 """Which inputs of an operator may be left out by an empty name. onnxruntime 1.32 lets it pass at others too, and
-then reads through a null pointer."""
+then reads through a null pointer: at the bias of LayerNormalization as well, which may be left out altogether."""

@@ -40,7 +40,8 @@ class Plan:
         self.rows = 1 if batch is None else batch
         self.entries = {t.name: Entry(t, contract, batch) for t in contract.inputs if t.constant is None}
         self.first = contract.outputs[0].name
-        """The output that `step` gives."""
+        """The output that `step` gives where the model has no other."""
+        self.several = len(contract.outputs) > 1
         self.references = {t.name: t.reference for t in contract.outputs if t.reference is not None}
         """By output, what is added to it, (K,)."""
         self._only = next(iter(self.entries.items())) if len(self.entries) == 1 else None
@@ -77,6 +78,15 @@ class Plan:
     def initial_state(self) -> dict[str, Array]:
         """The state before the first step."""
         return self.model.initial_state(self.rows)
+
+    def no_outputs(self) -> list[Array]:
+        """Outputs that say that there was no step."""
+        outputs: list[Array] = [
+            np.zeros(sized(t.shape, self.rows), DTYPES[t.dtype]) for t in self.model.contract.outputs
+        ]
+        for output in outputs:
+            output[...] = no_value(output)
+        return outputs
 
     def step(self, x: Inputs, state: Mapping[str, Array], number: int) -> Step:
         """One checked step from `state`. Raises InputError and StateError; nothing is changed anywhere.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -134,8 +135,8 @@ def step_rows(
     missing: Missing = "hold",
     max_age_s: float | None = None,
     ahead: int = 1,
-) -> Iterator[tuple[Row, NDArray[Any] | None]]:
-    """Step once a row: the row, and the model's output for it.
+) -> Iterator[tuple[Row, Any]]:
+    """Step once a row: the row, and what `stream.step` gave for it, None where there was no step.
 
     The state starts anew where an episode begins (the module's docstring has the rules; without `max_age_s` the
     clock has no part in them). A missing value (NaN, infinite) takes the last value before it of its element in this
@@ -220,17 +221,16 @@ def _planned(
         yield _Planned(row, x, begins, place)
 
 
-def write_rows(stream: OceanStream, results: Iterable[tuple[Row, NDArray[Any] | None]], out: TextIO) -> int:
-    """Write each output as a line of CSV, at once; how many steps were taken.
+def write_rows(stream: OceanStream, results: Iterable[tuple[Row, Any]], out: TextIO) -> int:
+    """Write the outputs of each step as a line of CSV, at once; how many steps were taken.
 
     The columns: `row`, `time` in seconds where the rows have one, then the output's elements; for classes
-    `class`, the most likely one, then the probability of each. A row without a step has empty cells.
+    `class`, the most likely one, then the probability of each. Where the model has several outputs, each of
+    them has its columns, which begin with its name. A row without a step has empty cells.
     """
-    output = stream.model.contract.outputs[0]
-    classes = output.name == "logits"
-    names = [label(e) for e in output.elements] or [
-        f"{output.name}[{i}]" for i in range(int(output.shape[-1]))
-    ]
+    outputs = stream.model.contract.outputs
+    classes = outputs[0].name == "logits" and len(outputs) == 1
+    names = [name for output in outputs for name in _columns(output, alone=len(outputs) == 1)]
     steps = 0
     first = True
     for row, result in results:
@@ -244,12 +244,23 @@ def write_rows(stream: OceanStream, results: Iterable[tuple[Row, NDArray[Any] | 
         elif classes:
             probability = np.exp(log_softmax(result))
             cells = [names[int(result.argmax())], *(f"{p:.6g}" for p in probability)]
-        else:
-            cells = [str(number) for number in result]  # the shortest text that reads back as the same number
+        else:  # the shortest text that reads back as the same number
+            arrays = result.values() if isinstance(result, dict) else [result]
+            cells = [str(number) for array in arrays for number in np.ravel(array)]
         steps += result is not None
         out.write(_line([str(row.number), *clock, *cells]))
         out.flush()
     return steps
+
+
+def _columns(output: Tensor, *, alone: bool) -> list[str]:
+    """A name for each number of an output of a single stream."""
+    if output.elements and len(output.shape) - (output.batch_axis is not None) == 1:
+        labels = [label(e) for e in output.elements]
+        return labels if alone else [f"{output.name}.{text}" for text in labels]
+    axes = [range(size) for size in output.shape if isinstance(size, int)]
+    places = itertools.product(*axes)
+    return [output.name + (f"[{','.join(map(str, place))}]" if place else "") for place in places]
 
 
 def _line(cells: list[str]) -> str:

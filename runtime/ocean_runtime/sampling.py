@@ -24,6 +24,8 @@ def sample(
     was stopped and restored goes on as if it had not been. temperature 0 takes the most likely token;
     top_k draws among that many of the most likely. The unknown token (id 0) is never drawn.
     """
+    if not 0 <= seed < 1 << 64:
+        raise ValueError(f"seed must be 0 or more and below 2^64, not {seed}")
     if temperature < 0:
         raise ValueError(f"temperature must be 0 or more, not {temperature}")
     if top_k is not None and top_k < 1:
@@ -36,5 +38,5 @@ def sample(
     if top_k is not None and top_k < scores.size - 1:
         scores[scores < np.partition(scores, -top_k)[-top_k]] = -np.inf
     # Gumbel's maximum: argmax(scores + noise) is distributed as softmax(scores).
-    generator = np.random.Generator(np.random.Philox(key=[seed, step]))
+    generator = np.random.Generator(np.random.Philox(key=np.array([seed, step], np.uint64)))
     return int((scores + generator.gumbel(size=scores.size)).argmax())

@@ -136,6 +136,10 @@ class _Scanner:
         for i, name in enumerate(inputs):
             if not name and i not in OPTIONAL.get(operator, ()):
                 raise ContractError(f"leaves out input {i} of an operator {operator!r}, which needs it")
+        if operator == "Dropout" and any(inputs[2:]):
+            raise ContractError(
+                "uses 'Dropout' with a training mode, which draws at random; export the model for inference"
+            )
         outputs = [self.text(f, MAX_NAME_BYTES) for f in found.get(2, ())]
         numbers: dict[str, list[int]] = {}
         for attribute in found.get(5, ()):

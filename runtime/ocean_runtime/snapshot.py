@@ -18,7 +18,7 @@ import safetensors
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from ocean_runtime.contract import show_shape
+from ocean_runtime.contract import MAX_DEPTH, show_shape, too_deep
 from ocean_runtime.errors import SnapshotError, let_through, reason_of
 from ocean_runtime.files import is_regular, kind_of, read_bounded, remove, write_atomically
 
@@ -31,8 +31,6 @@ MAX_FILE_BYTES = 1 << 28
 MAX_HEADER_BYTES = 1 << 20
 """Of the JSON that says what a snapshot holds: some names and numbers."""
 MAX_GENERATIONS = 100
-MAX_DEPTH = 100
-"""Lists and dicts within each other in a context."""
 _METADATA_KEY = "ocean_snapshot"
 _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 """What reading a header that is none may raise."""
@@ -159,7 +157,9 @@ def plain(context: Any) -> dict[str, Any]:
     """
     try:
         copy = json.loads(json.dumps(context))  # nothing else runs within either
-        wrong = _not_plain(context) or _not_plain(copy, MAX_DEPTH)
+        wrong = _key_of_no_text(context)
+        if too_deep(copy):
+            wrong = f"it has more than {MAX_DEPTH} dicts and lists within each other"
     except (TypeError, ValueError, RecursionError, RuntimeError) as error:
         let_through(error)
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
@@ -324,20 +324,18 @@ def _check_steps(steps: int) -> None:
         raise SnapshotError(f"the snapshot counts {steps} steps, which can't be")
 
 
-def _not_plain(value: Any, depth: int = 0) -> str:
-    """Why a value is none that JSON gives back as it was: a key that is no text, or more levels than `depth`."""
-    waiting = [(value, 1)]
+def _key_of_no_text(value: Any) -> str:
+    """What JSON would make text of: a key of a dict that is none; empty where there is none."""
+    waiting = [value]
     while waiting:
-        item, level = waiting.pop()
-        if depth and level > depth and isinstance(item, dict | list):
-            return f"it has more than {depth} dicts and lists within each other"
+        item = waiting.pop()
         if isinstance(item, dict):
             for key in list(item):
                 if not isinstance(key, str):
                     return f"the key {key!r} is {type(key).__name__}, not str"
-            waiting += [(inner, level + 1) for inner in list(item.values())]
+            waiting += list(item.values())
         elif isinstance(item, list | tuple):
-            waiting += [(inner, level + 1) for inner in list(item)]
+            waiting += list(item)
     return ""
 
 

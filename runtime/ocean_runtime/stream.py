@@ -19,7 +19,7 @@ from ocean_runtime import snapshot as snapshots
 from ocean_runtime.contract import DTYPES, show_shape, sized
 from ocean_runtime.errors import BusyError, InputError, StepError, let_through
 from ocean_runtime.model import OceanModel
-from ocean_runtime.plan import Inputs, Plan, no_value
+from ocean_runtime.plan import Inputs, Plan
 
 Array = NDArray[Any]
 Guard = Literal["raise", "hold", "reset"]
@@ -166,32 +166,29 @@ class OceanStream:
         outside = sum(entry.out_of_range for entry in self._now.plan.entries.values())
         return replace(self._counters, out_of_range=self._counters.out_of_range + outside)
 
-    def step(self, x: Inputs) -> Array:
-        """One step: the input, or inputs by name -> the model's (first) output, the caller's to keep.
+    def step(self, x: Inputs) -> Any:
+        """One step: the input, or inputs by name -> the model's output, or its outputs by name; the caller's to keep.
 
         x: a token id (int64) or an observation (M,), with the batch axis where the stream has one.
+        Gives an array where the model has one output, and what `step_all` gives where it has several.
         Raises InputError for a wrong name, dtype or shape, a token out of range, or a value that is not
         finite, and StateError where the new state is not finite, unless the guard says otherwise; either way
         nothing has changed. Raises BusyError where another thread is stepping this stream.
         """
         plan, results = self._step(x)
-        return self._in_units(plan, plan.first, results[0])
+        return self._given(plan, results)
 
     def step_all(self, x: Inputs) -> dict[str, Array]:
-        """As `step`, with all outputs by name."""
-        plan, results = self._step(x)
-        return {
-            t.name: self._in_units(plan, t.name, result)
-            for t, result in zip(plan.model.contract.outputs, results, strict=False)  # the states follow
-        }
+        """As `step`: all outputs by name, also where there is one."""
+        return self._by_name(*self._step(x))
 
-    def run(self, xs: Iterable[Inputs]) -> Array:
+    def run(self, xs: Iterable[Inputs]) -> Any:
         """As many steps as there are items in `xs`: the outputs of `step`, stacked, (T, ...).
 
         Where a prefill graph lies beside the model's file, and `xs` is a sequence or array, many steps are
         one call; the results are the same up to rounding.
         """
-        outputs: list[Array] = []
+        outputs: list[Any] = []
         if isinstance(xs, Sequence | np.ndarray):
             for start in range(0, len(xs), prefill.STEPS):
                 part = xs[start : start + prefill.STEPS]
@@ -199,13 +196,16 @@ class OceanStream:
         else:
             outputs = [self.step(x) for x in xs]
         if not outputs:
-            plan, first = self._now.plan, self.model.contract.outputs[0]
-            empty: Array = np.zeros(sized(first.shape, plan.rows), DTYPES[first.dtype])
-            one = self._in_units(plan, first.name, empty)
-            return np.zeros((0, *one.shape), one.dtype)
+            plan = self._now.plan
+            of_none = self._given(plan, plan.no_outputs())
+            if isinstance(of_none, dict):
+                return {name: np.zeros((0, *one.shape), one.dtype) for name, one in of_none.items()}
+            return np.zeros((0, *of_none.shape), of_none.dtype)
+        if isinstance(outputs[0], dict):
+            return {name: np.stack([output[name] for output in outputs]) for name in outputs[0]}
         return np.stack(outputs)
 
-    def run_at_once(self, xs: Sequence[Inputs] | Array) -> list[Array] | None:
+    def run_at_once(self, xs: Sequence[Inputs] | Array) -> list[Any] | None:
         """Steps in one call of the prefill graph: the outputs of `step`.
 
         None, and nothing has changed, where they have to be made singly: they are few, there is no such graph,
@@ -213,7 +213,7 @@ class OceanStream:
         """
         return None if len(xs) < prefill.LEAST else self._alone(self._run_now, xs)
 
-    def _run_now(self, xs: Sequence[Inputs] | Array) -> list[Array] | None:
+    def _run_now(self, xs: Sequence[Inputs] | Array) -> list[Any] | None:
         now = self._now
         try:
             made = now.plan.steps(xs, now.state, now.steps + len(xs))
@@ -225,7 +225,8 @@ class OceanStream:
         results, state, predictions = made
         self._now = _Now(now.plan, now.steps + len(xs), state, predictions, now.context)
         self.fault, self._valid = None, np.ones(now.plan.rows, bool)
-        return [self._in_units(now.plan, now.plan.first, output) for output in results[0]]
+        count = len(now.plan.model.contract.outputs)
+        return [self._given(now.plan, list(step)) for step in zip(*results[:count], strict=True)]
 
     def reset(self, rows: ArrayLike | None = None) -> None:
         """Back to the initial state and zero steps.
@@ -396,11 +397,7 @@ class OceanStream:
         if step is None:
             if not hold:
                 self._now = self._initial(plan)._replace(context=context)
-            outputs: list[Array] = [
-                np.zeros(sized(t.shape, plan.rows), DTYPES[t.dtype]) for t in contract.outputs
-            ]
-            for output in outputs:
-                output[...] = no_value(output)
+            outputs = plan.no_outputs()
         else:
             results, new_state, new_predictions = step
             self._now = _Now(
@@ -430,6 +427,18 @@ class OceanStream:
                 f"got {array.dtype} {show_shape(array.shape)}"
             ) from None
         return chosen
+
+    def _given(self, plan: Plan, results: list[Array]) -> Any:
+        """What a step gives: the output, or outputs by name where there are several."""
+        if plan.several:
+            return self._by_name(plan, results)
+        return self._in_units(plan, plan.first, results[0])
+
+    def _by_name(self, plan: Plan, results: list[Array]) -> dict[str, Array]:
+        return {
+            t.name: self._in_units(plan, t.name, result)
+            for t, result in zip(plan.model.contract.outputs, results, strict=False)  # the states may follow
+        }
 
     def _in_units(self, plan: Plan, name: str, result: Array) -> Array:
         """An output as the caller gets it: its references added (it is float64 then), unbatched."""

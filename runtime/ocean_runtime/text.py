@@ -5,7 +5,9 @@ from __future__ import annotations
 import codecs
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from numpy.typing import NDArray
 
 from ocean_runtime.errors import InputError, SnapshotError
 from ocean_runtime.prefill import STEPS
@@ -50,12 +52,20 @@ def read_at_once(stream: OceanStream, tokens: Sequence[int]) -> list[Read] | Non
     outputs = stream.run_at_once(tokens)
     if outputs is None:
         return None
-    predicts = stream.model.contract.outputs[0].predicts
-    predictions = [first, *(output if predicts else None for output in outputs)]
+    names = [t.name for t in stream.model.contract.outputs if t.predicts]
+    predictions = [first, *(_named(output, names) for output in outputs)]
     return [
         Read(token, tokenizer.tokens[token], None if p is None else -float(log_softmax(p)[token]), step)
         for step, (token, p) in enumerate(zip(tokens, predictions, strict=False), start=before + 1)
     ]
+
+
+def _named(output: Any, names: list[str]) -> NDArray[Any] | None:
+    """Of what a step gave, the first of these outputs."""
+    if not names:
+        return None
+    found: NDArray[Any] = output[names[0]] if isinstance(output, dict) else output
+    return found
 
 
 def read_tokens(stream: OceanStream, tokens: Sequence[int]) -> Iterator[Read]:
@@ -123,6 +133,8 @@ def generate(
     exactly there. A stream that has read nothing starts from a line break, or the unknown token.
     """
     tokenizer = tokenizer_of(stream)
+    if count > 0 and not any(t.predicts for t in stream.model.contract.outputs):
+        raise InputError("this model has no output that predicts the next token, so it can't write")
     if stream.prediction is None and count > 0:
         stream.step(tokenizer.encode("\n")[0])
     for _ in range(count):

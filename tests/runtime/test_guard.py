@@ -236,3 +236,32 @@ def test_inputs_outside_the_training_range_are_taken_counted_and_told_once(
 def test_an_unknown_policy_is_refused(tiny: OceanModel) -> None:
     with pytest.raises(ValueError, match="unknown guard 'keep'; choose raise, hold or reset"):
         tiny.stream(guard="keep")  # type: ignore[arg-type]
+
+
+class Raises:
+    """An input whose own method fails."""
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
+        raise RuntimeError("Can't call numpy() on Tensor that requires grad")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_an_input_that_raises_by_itself_is_a_bad_input(raw: OceanModel, policy: Guard) -> None:
+    stream = raw.stream(guard=policy)
+    bad = {**GOOD, "x": Raises()}
+    if policy == "raise":
+        with pytest.raises(InputError, match="requires grad"):
+            stream.step(bad)
+    else:
+        assert np.isnan(stream.step(bad)).all()
+        assert "requires grad" in str(stream.fault)
+    assert stream.counters.bad_inputs == 1
+
+
+def test_masked_rows_in_a_list_are_masked(raw: OceanModel) -> None:
+    rows = [np.ma.MaskedArray(GOOD["x"], mask=[False, False, masked]) for masked in (False, True)]
+    batch = {name: np.stack([value] * 2) for name, value in GOOD.items()}
+    for x in (rows, tuple(rows)):
+        stream = raw.stream(2, guard="hold")
+        stream.step({**batch, "x": x})
+        assert stream.valid.tolist() == [True, False]  # type: ignore[union-attr]

@@ -235,3 +235,16 @@ def test_load_scans_first(proto: onnx.ModelProto, tmp_path: Path) -> None:
     path.write_bytes(model.SerializeToString())
     with pytest.raises(ContractError, match=r"zero\.onnx gives an operator 'Conv' the impossible strides 0"):
         OceanModel.load(path)
+
+
+def test_dropout_runs_for_inference_only(proto: onnx.ModelProto) -> None:
+    """With its third input true it draws at random: a step would differ from itself."""
+    for inputs, refused in ((1, False), (3, True)):
+        model = onnx.ModelProto()
+        model.CopyFrom(proto)
+        node("Dropout", inputs)(model)
+        if refused:
+            with pytest.raises(ContractError, match="'Dropout' with a training mode"):
+                scan(model.SerializeToString())
+        else:
+            assert scan(model.SerializeToString())

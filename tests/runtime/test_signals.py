@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 import signal
@@ -49,11 +50,13 @@ def test_ctrl_c_2000_times(tiny_prefill: Path, tmp_path: Path, environment: dict
 def handled(number: signal.Signals, handler: Any) -> Iterator[None]:
     """A signal handler for a while."""
     before = signal.signal(number, handler)
+    gc.disable()  # Python itself swallows what is raised in a callback of it, such as hypothesis has
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(number, before)
+        gc.enable()
 
 
 @pytest.mark.parametrize("guard", ["raise", "hold", "reset"])
