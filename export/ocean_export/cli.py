@@ -99,9 +99,16 @@ def _export(args: argparse.Namespace) -> int:
     from ocean_export.contract import attach, contract_of
     from ocean_export.heldout import LIMIT, heldout_of, measure
     from ocean_export.lean import lean_graph
-    from ocean_export.prefill import attach_prefill, prefill_graph, verify_prefill
+    from ocean_export.prefill import (
+        attach_prefill,
+        is_prefill,
+        loaded_prefill,
+        prefill_graph,
+        verify_prefill,
+    )
     from ocean_export.units import in_units
     from ocean_export.verify import make_trial, reference, verify
+    from ocean_export.verify_rounded import PREFILL_STEPS, RoundingOf, step_of, steps_of, verify_rounded
 
     output, precision, portable = Path(args.output), args.precision, args.portable
     if precision == "int4" and portable:
@@ -135,7 +142,13 @@ def _export(args: argparse.Namespace) -> int:
     if precision != "fp32":
         contract = dataclasses.replace(contract, precision=precision)
         proto = finished(lean_graph(model, precision, portable))
-        cost = measure(_loaded(proto, contract), stepper, heldout_of(saved))
+        rounded = _loaded(proto, contract)
+        how = RoundingOf(precision, portable)
+        alike = verify_rounded(step_of(rounded), model, observations, trial, how)
+        print(f"ocean-export: {precision}: {alike}")
+        if not alike.passed:
+            return _refuse(f"the {precision} graph {alike.failure}")
+        cost = measure(rounded, stepper, heldout_of(saved))
         print(f"ocean-export: {precision}: {cost}")
         limit = args.max_loss_increase or LIMIT[model.config.head]
         if not cost.within(limit):
@@ -143,23 +156,36 @@ def _export(args: argparse.Namespace) -> int:
                 f"{precision} makes the loss worse by {cost.increase:.4f} {cost.unit}, and {limit} is allowed; "
                 "raise --max-loss-increase, or choose more bits"
             )
-        measured = {"float32_graph": measured, "heldout": cost.to_dict()}
+        measured = {"float32_graph": measured, "rounded": alike.to_dict(), "heldout": cost.to_dict()}
     contract = dataclasses.replace(contract, parity=measured)
     files = {output: attach(proto, contract)}
+    beside = path_beside(output)
     if args.prefill:
-        many = attach_prefill(finished(prefill_graph(model, precision, portable)), contract)
-        agree = dataclasses.replace(trial, inputs=trial.inputs[: max(1, parity.predictable_steps)])
-        difference = verify_prefill(many, _loaded(proto, contract), agree)
-        print(f"ocean-export: prefill: largest difference from the step file {difference:.1e}")
-        if not difference <= parity.between_files:
-            return _refuse(f"the prefill graph differs from the step graph by {difference:.1e}")
-        files[path_beside(output)] = many
+        step = _loaded(proto, contract)
+        many = attach_prefill(finished(prefill_graph(model, precision, portable)), contract, files[output])
+        prefill = loaded_prefill(many, contract, files[output])
+        if precision == "fp32":
+            agree = dataclasses.replace(trial, inputs=trial.inputs[: max(1, parity.predictable_steps)])
+            difference = verify_prefill(prefill, step, agree)
+            print(f"ocean-export: prefill: largest difference from the step file {difference:.1e}")
+            if not difference <= parity.between_files:
+                return _refuse(f"the prefill graph differs from the step graph by {difference:.1e}")
+        else:
+            how = RoundingOf(precision, portable, PREFILL_STEPS)
+            alike = verify_rounded(steps_of(prefill, step), model, observations, trial, how)
+            print(f"ocean-export: prefill: {alike}")
+            if not alike.passed:
+                return _refuse(f"the prefill graph {alike.failure}")
+        files[beside] = many
     for path in files:
         if path.is_dir():  # the only thing that a rename does not replace; found before the first is written
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     for path, content in files.items():
         write_atomically(path, content)
         print(f"ocean-export: wrote {path}, {len(content):,} bytes, state id {contract.state_id[:19]}")
+    if beside not in files and is_prefill(beside):
+        beside.unlink()
+        print(f"ocean-export: removed {beside}, which belonged to the file that was there before")
     if precision == "int8" and not portable:
         print("ocean-export: this file needs onnxruntime 1.22 or newer; --portable makes one for 1.17")
     return 0

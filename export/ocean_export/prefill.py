@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 from ocean_runtime.contract import Contract
+from ocean_runtime.errors import ContractError
 from ocean_runtime.model import OceanModel, session_of
-from ocean_runtime.prefill import PREFILL_KEY, Prefill, binding
+from ocean_runtime.prefill import PREFILL_KEY, Prefill, binding, digest
 from ocean_runtime.scan import scan
 from ocean_train.model import OceanTransformer
 
@@ -14,7 +17,7 @@ from ocean_export.build import GraphBuilder
 from ocean_export.contract import with_metadata
 from ocean_export.graph import INPUT, OCEAN, OCEAN_NEXT, OUTPUT
 from ocean_export.lean import IR_VERSION, OPSET, Read, advance, blocks, decay_of, fold, read_out, read_token
-from ocean_export.verify import Errors, Trial
+from ocean_export.verify import CUTS, Errors, Trial
 
 
 def prefill_graph(
@@ -65,25 +68,37 @@ def prefill_graph(
     )
 
 
-def attach_prefill(proto: onnx.ModelProto, contract: Contract) -> bytes:
-    """The file: the graph, and in its metadata the step file that it belongs to."""
-    return with_metadata(proto, PREFILL_KEY, binding(contract))
+def attach_prefill(proto: onnx.ModelProto, contract: Contract, step_file: bytes) -> bytes:
+    """The file: the graph, and in its metadata the step file that it belongs to, with the digest of its bytes."""
+    return with_metadata(proto, PREFILL_KEY, binding(contract, digest(step_file)))
 
 
-def verify_prefill(content: bytes, step: OceanModel, trial: Trial) -> float:
+def is_prefill(path: Path) -> bool:
+    """Whether there is a prefill file of ours at `path`."""
+    try:
+        return path.is_file() and scan(path.read_bytes(), PREFILL_KEY) is not None
+    except ContractError:
+        return False
+
+
+def loaded_prefill(content: bytes, contract: Contract, step_file: bytes) -> Prefill:
+    """The prefill file as the runtime will load it beside its step file."""
+    return Prefill(session_of(content, 1, None), contract, scan(content, PREFILL_KEY), digest(step_file))
+
+
+def verify_prefill(prefill: Prefill, step: OceanModel, trial: Trial) -> float:
     """The largest difference between the prefill graph and its step graph, outputs and final state.
 
-    All rows of the trial together, from its oceans, measured as `verify` measures them.
+    From the trial's oceans, at each batch size in BATCHES and at the sum of them, measured as `verify` measures them.
     """
-    contract = step.contract
-    prefill = Prefill(session_of(content, 1, None), contract, scan(content, PREFILL_KEY))
-    entry, state = contract.inputs[0].name, contract.states[0].input
-    outputs, ocean = [], trial.ocean
-    for x in trial.inputs:
-        output, ocean = step.compute({entry: x, state: ocean})
-        outputs.append(output)
-    found = prefill.compute({entry: trial.inputs, state: trial.ocean})
+    entry, state = step.contract.inputs[0].name, step.contract.states[0].input
     errors = Errors(trial.unit)
-    for output, wanted in zip(found[0], outputs, strict=True):
-        errors.add((output, found[1]), (wanted, ocean))
+    for rows in (*np.split(np.arange(len(trial.ocean)), CUTS), np.arange(len(trial.ocean))):
+        outputs, ocean = [], trial.ocean[rows]
+        for x in trial.inputs[:, rows]:
+            output, ocean = step.compute({entry: x, state: ocean})
+            outputs.append(output)
+        found = prefill.compute({entry: trial.inputs[:, rows], state: trial.ocean[rows]})
+        for output, wanted in zip(found[0], outputs, strict=True):
+            errors.add((output, found[1]), (wanted, ocean))
     return float(np.max([error.largest for error in errors.largest().values()]))
