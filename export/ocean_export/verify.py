@@ -217,7 +217,7 @@ class Step(NamedTuple):
 def reference(model: Stepper, trial: Trial) -> Iterator[Step]:
     """The trained model's closed loop in float64, step by step, and its neighbours' spread about it."""
     exact = copy.deepcopy(model).double().eval()
-    neighbours = [neighbour(exact, seed) for seed in range(NEIGHBOURS)]
+    neighbours = [neighbour_of(exact, seed) for seed in range(NEIGHBOURS)]
     rows, every = len(trial.ocean), np.ones(len(trial.ocean), bool)
     ocean = torch.from_numpy(trial.ocean)
     oceans, predictable = [ocean] * NEIGHBOURS, every
@@ -249,7 +249,7 @@ def reference(model: Stepper, trial: Trial) -> Iterator[Step]:
         ocean = state.float()
 
 
-def neighbour(exact: Stepper, seed: int) -> Stepper:
+def neighbour_of(exact: Stepper, seed: int) -> Stepper:
     """A float32 copy with each weight moved by what rounding in float32 does to the sums that it is in.
 
     A float32 product of K terms is the exact one of weights moved by up to √K roundings, in whichever order its sums

@@ -194,7 +194,8 @@ def _restore(stream: OceanStream, path: Path) -> None:
 def _set_encoding() -> None:
     """UTF-8, as text is read; a terminal of another encoding, or the one asked for, shows what it can."""
     stdout = sys.stdout
-    assert isinstance(stdout, io.TextIOWrapper)
+    if not isinstance(stdout, io.TextIOWrapper):  # a program that calls `main` has put its own in place
+        return
     asked = stdout.isatty() or "PYTHONIOENCODING" in os.environ
     stdout.reconfigure(encoding=None if asked else "utf-8", errors="backslashreplace")
 
