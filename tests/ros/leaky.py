@@ -37,12 +37,14 @@ def leaky(
     rate_hz: float | None = None,
     max_age_s: float | None = None,
     work: int = 0,
+    output: str = "prediction",
     reference: float = 0.0,
     high: float | None = None,
     note: str = "",
 ) -> Path:
     """Write such a model. outputs: names where it does not predict its next input.
 
+    output: the name of the model's output; one that is called logits tells classes apart.
     reference: of every element, such as a UTM coordinate's. high: the largest value that it had in training.
     work: the size of a square matrix that each step multiplies with ten times, for a step that takes long.
     """
@@ -74,9 +76,9 @@ def leaky(
         nodes.insert(4, helper.make_node("ReduceSum", ["driven"], ["sum"], keepdims=0))
         nodes.insert(5, helper.make_node("Add", ["column", "sum"], ["started"]))
         nodes.append(helper.make_node("MatMul", [before, "zero"], ["nothing"]))
-        nodes.append(helper.make_node("Add", ["answer", "nothing"], ["prediction"]))
+        nodes.append(helper.make_node("Add", ["answer", "nothing"], [output]))
     else:
-        nodes.append(helper.make_node("Identity", ["answer"], ["prediction"]))
+        nodes.append(helper.make_node("Identity", ["answer"], [output]))
     graph = helper.make_graph(
         nodes,
         "leaky",
@@ -85,7 +87,7 @@ def leaky(
             helper.make_tensor_value_info("ocean", TensorProto.FLOAT, ["B", width]),
         ],
         [
-            helper.make_tensor_value_info("prediction", TensorProto.FLOAT, ["B", len(names)]),
+            helper.make_tensor_value_info(output, TensorProto.FLOAT, ["B", len(names)]),
             helper.make_tensor_value_info("ocean_next", TensorProto.FLOAT, ["B", width]),
         ],
         [numpy_helper.from_array(value, name) for name, value in stored.items()],
@@ -102,7 +104,7 @@ def leaky(
         ),
         outputs=(
             Tensor(
-                "prediction",
+                output,
                 "float32",
                 ("B", len(names)),
                 elements=elements(names),

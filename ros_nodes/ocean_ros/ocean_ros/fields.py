@@ -1,7 +1,11 @@
-"""Between messages and vectors, by field paths: `angular_velocity.x`, `position[2]`, `data[0:6]`.
+"""Between messages and vectors, by field paths: `angular_velocity.x`, `position[elbow]`, `data[0:6]`.
 
 A path is checked against the message type once, when the node is configured; reading and writing then only
 follow it.
+
+A name in brackets is looked up in each message: in the list of names beside the array, as in a JointState
+(`position[elbow]`), or among the elements by their own name, as in a TFMessage, where it is the child frame
+(`transforms[base_link].transform.translation.x`).
 """
 
 from __future__ import annotations
@@ -19,7 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 _TYPE = re.compile(r"([a-z]\w*)/(?:msg/)?([A-Z]\w*)")
-_PART = re.compile(r"([A-Za-z]\w*)(?:\[(\d+)(?::(\d+))?\])?")
+_PART = re.compile(r"([A-Za-z]\w*)(?:\[(?:(\d+)(?::(\d+))?|([^\[\]=]+))\])?")
+_DOT = re.compile(r"\.(?![^\[]*\])")
+"""A dot that separates parts; those in a name in brackets do not."""
+_OWN_NAMES = ("child_frame_id", "name")
+"""Fields that say which of several elements a message is."""
 _FIXED = re.compile(r"(.+)\[(\d+)\]")
 _SEQUENCE = re.compile(r"sequence<(.+?)(?:, (\d+))?>")
 _ARRAY_CODES = {"float": "f", "double": "d"}
@@ -35,6 +43,38 @@ class FieldError(ValueError):
     """A message type or field path that does not exist or holds no numbers, in one sentence."""
 
 
+class MissingNameError(IndexError):
+    """A message that holds nothing of the name that a path asks for."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One attribute on the way."""
+
+    attribute: str
+    index: int | None = None
+    name: str = ""
+    """What is looked up instead of an index."""
+    names_in: str = ""
+    """The field of the same message with the names of the array's elements, where it has one."""
+    own_name: str = ""
+    """Where it has none: the field of each element that holds its name."""
+
+    def place(self, message: Any) -> int:
+        """Where in the array the wanted element is. Raises MissingNameError."""
+        if self.index is not None:
+            return self.index
+        if self.names_in:
+            names = getattr(message, self.names_in)
+        else:
+            names = [getattr(item, self.own_name) for item in getattr(message, self.attribute)]
+        try:
+            return int(names.index(self.name))
+        except ValueError:
+            known = ", ".join(names) or "no names"
+            raise MissingNameError(f"{self.attribute}[{self.name}]: the message has {known}") from None
+
+
 @dataclass(frozen=True)
 class Field:
     """One path, and the model's element that it is for."""
@@ -42,13 +82,25 @@ class Field:
     path: str
     name: str
     """The element's name; the path itself, or of a slice each index's path, where none was given."""
-    parts: tuple[str, ...]
-    """The attributes to follow, each with its index where it has one: `position[2]`."""
+    parts: tuple[Part, ...]
+    """The attributes to follow."""
     start: int | None
     stop: int | None
     """Of a slice at the end: [start:stop]."""
     number: str
     """The ROS type of what is there: float, double, int32, ..."""
+    whole: bool = False
+    """Of a slice: the array must end with it."""
+
+    @property
+    def optional(self) -> bool:
+        """Whether messages without the name belong to somebody else, as on /tf, and are no mistake."""
+        return any(part.own_name for part in self.parts)
+
+    @property
+    def by_index(self) -> Part | None:
+        """The array that has names, of which this takes an element by its index."""
+        return next((part for part in self.parts if part.names_in and not part.name), None)
 
     @property
     def size(self) -> int:
@@ -84,20 +136,20 @@ def message_type(name: str) -> Any:
 def parse(text: str, message: Any) -> Field:
     """`PATH` or `ELEMENT=PATH`, checked against a message class. Raises FieldError."""
     name, _, path = text.rpartition("=")
-    parts: list[str] = []
+    parts: list[Part] = []
     kind, start, stop = "", None, None
     current: Any = message
-    steps = path.split(".")
+    steps = _DOT.split(path)
     for i, step in enumerate(steps):
         match = _PART.fullmatch(step)
         if match is None:
             raise FieldError(f"{path!r} is no field path; it looks like position[2] or angular_velocity.x")
-        attribute, index, end = match.groups()
+        attribute, index, end, label = match.groups()
         known = current.get_fields_and_field_types()
         if attribute not in known:
             raise FieldError(f"{path!r}: {_name(current)} has no field {attribute!r}, but {', '.join(known)}")
         kind, length = _element(known[attribute])
-        if (index is None) != (length is None):
+        if (index is None and label is None) != (length is None):
             should = "has no index" if length is None else "needs an index, such as [0] or [0:3]"
             raise FieldError(
                 f"{path!r}: {attribute!r} of {_name(current)} is {known[attribute]} and {should}"
@@ -109,11 +161,22 @@ def parse(text: str, message: Any) -> Field:
             raise FieldError(f"{path!r}: the slice must hold 1 to {MAX_SLICE:,} elements")
         if end and i < len(steps) - 1:
             raise FieldError(f"{path!r}: a slice can only stand at the end of a path")
+        names_in, own_name = _names_of(current, attribute, kind) if length is not None else ("", "")
+        if label is not None and not (names_in or own_name):
+            raise FieldError(
+                f"{path!r}: {attribute!r} of {_name(current)} has no names; give an index, such as [0]"
+            )
         if end:
             start, stop = int(index), int(end)
-            parts.append(attribute)
-        else:
-            parts.append(step)
+        parts.append(
+            Part(
+                attribute,
+                int(index) if index is not None and not end else None,
+                label or "",
+                names_in,
+                own_name if label is not None else "",
+            )
+        )
         if i < len(steps) - 1:
             if "/" not in kind:
                 raise FieldError(f"{path!r}: {attribute!r} of {_name(current)} is {kind}, without fields")
@@ -123,8 +186,22 @@ def parse(text: str, message: Any) -> Field:
     return Field(path, name or path, tuple(parts), start, stop, kind)
 
 
+def _names_of(message: Any, attribute: str, kind: str) -> tuple[str, str]:
+    """The field beside an array that names its elements; or else the field of each element that does."""
+    types = message.get_fields_and_field_types()
+    lists = [name for name, found in types.items() if _element(found) == ("string", -1)]
+    if len(lists) == 1 and lists[0] != attribute:
+        return lists[0], ""
+    own = message_type(kind).get_fields_and_field_types() if "/" in kind else {}
+    return "", next((name for name in _OWN_NAMES if own.get(name) == "string"), "")
+
+
 def reader(fields: Sequence[Field]) -> Callable[[Any], Values]:
-    """message -> the fields' values, float64, in order; raises IndexError where a sequence is too short."""
+    """message -> the fields' values, float64, in order.
+
+    Raises IndexError where a sequence is too short or, for a whole one, too long, where a name is missing, and
+    where an element is taken by its index and the order of the names is another than in the first message.
+    """
     size = sum(field.size for field in fields)
     pieces: list[tuple[slice, Callable[[Any], Any]]] = []
     at = 0
@@ -136,15 +213,19 @@ def reader(fields: Sequence[Field]) -> Callable[[Any], Values]:
             plain.clear()
 
     for field in fields:
-        if field.start is None and not any("[" in part for part in field.parts):
-            plain.append(".".join(field.parts))
+        if field.start is None and not any(part.index is not None or part.name for part in field.parts):
+            plain.append(".".join(part.attribute for part in field.parts))
         else:
             flush()
             pieces.append((slice(at, at + field.size), _follow(field)))
         at += field.size
     flush()
 
+    orders = [order for field in fields if (order := _order(field)) is not None]
+
     def read(message: Any) -> Values:
+        for check in orders:
+            check(message)
         values = np.empty(size)
         for where, get in pieces:
             values[where] = get(message)
@@ -165,6 +246,10 @@ def writer(message: Any, fields: Sequence[Field]) -> tuple[Any, Callable[[Values
     for field in fields:
         setters.append((at, at + field.size, _setter(template, field)))
         at += field.size
+    for field in fields:  # an array is as long as the list of its names
+        part = field.parts[0]
+        if part.names_in and len(field.parts) == 1 and part.name:
+            _grow(template, part.attribute, len(getattr(template, part.names_in)))
 
     def write(values: Values) -> None:
         for start, stop, put in setters:
@@ -173,24 +258,47 @@ def writer(message: Any, fields: Sequence[Field]) -> tuple[Any, Callable[[Values
     return template, write
 
 
+def _order(field: Field) -> Callable[[Any], None] | None:
+    """What raises IndexError where an index would lead to the element of another name than at first."""
+    part, first = field.by_index, list[list[str]]()
+    if part is None or part is not field.parts[-1] or len(field.parts) > 1:
+        return None
+    names_in = part.names_in
+
+    def check(message: Any) -> None:
+        names = getattr(message, names_in)
+        if not first and names:
+            first.append(list(names))
+        elif names and names != first[0]:
+            raise IndexError(
+                f"{field.path}: the message's order of names changed to {', '.join(names)}, and an index leads to "
+                f"another element; write {part.attribute}[NAME]"
+            )
+
+    return check
+
+
 def _follow(field: Field) -> Callable[[Any], Any]:
-    """The getter of a path with an index or slice."""
-    steps: list[Callable[[Any], Any]] = []
-    for part in field.parts:
-        attribute, _, index = part.partition("[")
-        steps.append(operator.attrgetter(attribute))
-        if index:
-            steps.append(operator.itemgetter(int(index[:-1])))
-    start, stop = field.start, field.stop
+    """The getter of a path with an index, name or slice."""
+    start, stop, size, whole = field.start, field.stop, field.size, field.whole
 
     def get(message: Any) -> Any:
-        for step in steps:
-            message = step(message)
+        for part in field.parts:
+            found = getattr(message, part.attribute)
+            if part.name:
+                index = part.place(message)
+                if index >= len(found):
+                    raise IndexError(f"{field.path}: {part.attribute} has {len(found)} elements")
+                found = found[index]
+            elif part.index is not None:
+                found = found[part.index]
+            message = found
         if start is None:
             return message
         piece = message[start:stop]
-        if len(piece) != field.size:
-            raise IndexError(f"{field.path} has {len(message)} elements")
+        if len(piece) != size or (whole and len(message) != size):
+            expected = f"not {size}" if whole else f"{stop} at least are needed"
+            raise IndexError(f"{field.path} has {len(message)} elements, {expected}")
         return piece
 
     return get
@@ -200,17 +308,18 @@ def _setter(template: Any, field: Field) -> Callable[[Values], None]:
     """What writes one field of the template. The objects on the way are found here, once."""
     convert = _converter(field.number)
     current = template
-    for part in field.parts[:-1]:
-        attribute, _, index = part.partition("[")
-        if index:
-            _grow(current, attribute, int(index[:-1]) + 1)
-            current = getattr(current, attribute)[int(index[:-1])]
-        else:
-            current = getattr(current, attribute)
-    attribute, _, index = field.parts[-1].partition("[")
-    if field.start is None and not index:
+    *way, last = field.parts
+    for part in way:
+        index = _placed(current, part)
+        if index is not None:
+            _grow(current, part.attribute, index + 1)
+        found = getattr(current, part.attribute)
+        current = found if index is None else found[index]
+    attribute, at = last.attribute, _placed(current, last)
+    if field.start is None and at is None:
         return lambda values: setattr(current, attribute, convert(values[0]))
-    start = int(index[:-1]) if field.start is None else field.start
+    start = at if field.start is None or at is not None else field.start
+    assert start is not None
     stop = start + field.size
     _grow(current, attribute, stop)
     code = _ARRAY_CODES.get(field.number)
@@ -231,6 +340,23 @@ def _setter(template: Any, field: Field) -> Callable[[Values], None]:
             )
 
     return put
+
+
+def _placed(owner: Any, part: Part) -> int | None:
+    """The index of a part in the template; an element of a new name is added to it."""
+    if not part.name:
+        return part.index
+    try:
+        return part.place(owner)
+    except MissingNameError:
+        if part.names_in:
+            names = getattr(owner, part.names_in)
+            names.append(part.name)
+            return len(names) - 1
+        count = len(getattr(owner, part.attribute))
+        _grow(owner, part.attribute, count + 1)
+        setattr(getattr(owner, part.attribute)[count], part.own_name, part.name)
+        return count
 
 
 def _grow(owner: Any, attribute: str, length: int) -> None:

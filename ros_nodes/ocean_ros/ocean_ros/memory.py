@@ -132,7 +132,7 @@ class Memory:
     def _look_at(self, contract: Contract) -> None:
         self._expected = None
         self._scale = prediction_scale(contract)
-        self._classes = contract.kind == "features" and contract.outputs[0].name == "logits"
+        self._classes = gives_classes(contract)
 
     def _reset(self) -> None:
         self.stream.reset()
@@ -147,6 +147,11 @@ class Memory:
     def limit(self) -> int:
         """More bytes than a snapshot of the stream can have: a longer file is not read."""
         return Plan(self.stream.model, self.stream.batch).snapshot_bytes
+
+
+def gives_classes(contract: Contract) -> bool:
+    """Whether the first output tells classes apart: `Memory.step` then gives the probability of each."""
+    return contract.kind == "features" and contract.outputs[0].name == "logits"
 
 
 def age(saved: Snapshot, now: float) -> float | None:

@@ -245,6 +245,8 @@ class OceanNode(LifecycleNode):
             if held is not None and held is not self.held:
                 held.release()
             raise
+        for note in wiring.notes:
+            self.get_logger().warning(note)
         self._disconnect()
         if self.held is not None and self.held is not held:
             self.held.release()

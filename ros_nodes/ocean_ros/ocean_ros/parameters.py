@@ -186,7 +186,7 @@ class Input:
     )
     fields: list[str] = parameter(
         [],
-        "Field paths such as angular_velocity.x, position[2], data[0:6], or ELEMENT=PATH where the model's "
+        "Field paths such as angular_velocity.x, position[elbow], data[0:6], or ELEMENT=PATH where the model's "
         "element has another name; empty: the paths that the model's elements name.",
         structural=True,
     )
@@ -227,6 +227,11 @@ class Output:
     fields: list[str] = parameter(
         [],
         "ELEMENT=PATH for each of the model's output elements to write, or paths alone: in the model's order.",
+        structural=True,
+    )
+    frame_id: str = parameter(
+        "",
+        "The frame of a message with a header; empty: that of the input whose stamp it has.",
         structural=True,
     )
 

@@ -11,11 +11,11 @@ from typing import Any, Protocol
 import numpy as np
 from ocean_runtime import InputError, OceanError
 from ocean_runtime.prefill import STEPS
-from std_msgs.msg import Float32, Float32MultiArray, String
+from std_msgs.msg import Float32, Float32MultiArray, Header, String
 
 from ocean_ros.conversation import Conversation
 from ocean_ros.diagnostics import Counters, Second
-from ocean_ros.fields import Values
+from ocean_ros.fields import MissingNameError, Values
 from ocean_ros.memory import Memory
 from ocean_ros.parameters import Input, Settings
 from ocean_ros.wiring import Wiring, label
@@ -134,10 +134,22 @@ class Stepper:
                     "refused", "a message is left out: more than max_pending tokens would wait to be read"
                 )
             return True  # read later, in slices: other callbacks get their turn between them
+        if self._wires[name].optional and not self._has_names(name, message):
+            return False
         self._latest[name] = _Latest(message, now - waited(info))
         if self._wires[name] is self.wiring.trigger:
             self._observe(now)
         return False
+
+    def _has_names(self, name: str, message: Any) -> bool:
+        """Whether a message holds the names that an input asks for; on /tf, others are no mistake."""
+        try:
+            self._wires[name].read(message)
+        except MissingNameError:
+            return False
+        except IndexError:
+            pass  # counted when it is stepped
+        return True
 
     def tick(self) -> None:
         """The time of a step at a fixed rate has come."""
@@ -224,23 +236,26 @@ class Stepper:
                 self.counters.malformed += 1
                 self._warn(
                     "malformed",
-                    f"nothing is published: input {wire.name} ({wire.topic}) is too short, {error}",
+                    f"nothing is published: input {wire.name} ({wire.topic}): {error}",
                 )
                 return None
         return x
 
     def _publish(self) -> None:
-        stamp = None
+        header = None
         for wire, publisher in zip(self.wiring.outputs, self._publishers.outputs, strict=True):
             if wire.stamped:
-                stamp = stamp or self._newest_stamp()
-                wire.template.header.stamp = stamp
+                header = header or self._newest_header()
+                wire.template.header.stamp = header.stamp
+                if wire.frame_of_input:
+                    wire.template.header.frame_id = header.frame_id
             publisher.publish(wire.template)
 
-    def _newest_stamp(self) -> Any:
-        """The stamp of the newest input used; where none has a stamp, the time now."""
-        stamps = [self._latest[w.name].message.header.stamp for w in self.wiring.inputs if w.stamped]
-        return max(stamps, key=lambda s: (s.sec, s.nanosec)) if stamps else self._stamp()
+    def _newest_header(self) -> Header:
+        """The header of the newest input used; where none has one, the time now without a frame."""
+        headers = [self._latest[w.name].message.header for w in self.wiring.inputs if w.stamped]
+        newest = max(headers, key=lambda h: (h.stamp.sec, h.stamp.nanosec), default=None)
+        return newest or Header(stamp=self._stamp())
 
     def _say(self, piece: str) -> None:
         for publisher in self._publishers.outputs:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ from ocean_runtime import Contract
 from ocean_runtime.contract import DTYPES, Element, Tensor
 
 from ocean_ros import fields
+from ocean_ros.memory import gives_classes
 from ocean_ros.parameters import Input, Output, ParameterError, Settings, Trained
 
 TEXT = "std_msgs/msg/String"
@@ -36,6 +39,9 @@ class InputWire:
     positions: Values
     """Where in the model's input vector the fields' values belong."""
     read: Callable[[Any], Values]
+    """A message's values; raises IndexError where it lacks some."""
+    optional: bool
+    """Whether messages that lack a name are passed over: on /tf they are other frames'."""
     stamped: bool
 
 
@@ -55,6 +61,8 @@ class OutputWire:
     fallible: bool
     """Whether it may raise."""
     stamped: bool
+    frame_of_input: bool
+    """Whether the frame is that of the input whose stamp the message has."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +78,8 @@ class Wiring:
     """Steps a second that are wanted; 0 where nobody said."""
     size: int
     """Elements of the model's input vector, M; 0 for text."""
+    notes: tuple[str, ...]
+    """What a user should know about it, a sentence each."""
     trained: Trained
 
 
@@ -77,7 +87,7 @@ def wire(
     contract: Contract, settings: Settings, inputs: Mapping[str, Input], outputs: Mapping[str, Output]
 ) -> Wiring:
     """Connect a model to topics. Raises ParameterError, naming the parameter, where they don't fit."""
-    text = contract.kind == "tokens"
+    text, notes = contract.kind == "tokens", list[str]()
     if not inputs:
         raise ParameterError("parameter inputs is empty; the model needs at least one")
     trigger, rate = _stepping(contract, settings, list(inputs), text)
@@ -85,8 +95,8 @@ def wire(
         size, taken = 0, [_text_input(name, given) for name, given in inputs.items()]
         made = [_text_output(name, given) for name, given in outputs.items()]
     else:
-        size, taken = _inputs(contract, inputs)
-        made = [_output(contract.outputs[0], name, given) for name, given in outputs.items()]
+        size, taken = _inputs(contract, inputs, notes)
+        made = [_output(contract, name, given, notes) for name, given in outputs.items()]
     return Wiring(
         text=text,
         inputs=tuple(taken),
@@ -94,6 +104,7 @@ def wire(
         trigger=next((wire for wire in taken if wire.name == trigger), None),
         rate=rate,
         size=size,
+        notes=tuple(notes),
         trained=Trained(contract.max_age_s, contract.rate_hz, holds=not contract.time),
     )
 
@@ -165,6 +176,7 @@ def _text_input(name: str, given: Input) -> InputWire:
         none,
         lambda _: np.zeros(0),
         False,
+        False,
     )
 
 
@@ -174,10 +186,12 @@ def _text_output(name: str, given: Output) -> OutputWire:
             f"parameter output.{name}.type is {given.type}, but the model writes text: it gives {TEXT}"
         )
     message = _message(f"output.{name}.type", TEXT)
-    return OutputWire(name, given.topic, message, message(), np.zeros(0, int), lambda _: None, False, False)
+    return OutputWire(
+        name, given.topic, message, message(), np.zeros(0, int), lambda _: None, False, False, False
+    )
 
 
-def _inputs(contract: Contract, inputs: Mapping[str, Input]) -> tuple[int, list[InputWire]]:
+def _inputs(contract: Contract, inputs: Mapping[str, Input], notes: list[str]) -> tuple[int, list[InputWire]]:
     tensor = _vector(contract)
     size = int(tensor.shape[-1])
     filled: dict[int, str] = {}
@@ -188,6 +202,14 @@ def _inputs(contract: Contract, inputs: Mapping[str, Input]) -> tuple[int, list[
         message = _message(f"{where}.type", kind)
         texts = given.fields or _own_paths(tensor, given.topic, kind, where)
         parsed = _parsed(f"{where}.fields", texts, message)
+        if not given.fields and "=" not in texts[0]:  # all of the message's numbers: not a part of more
+            parsed = [replace(field, whole=True) for field in parsed]
+        notes += [
+            f"parameter {where}.fields: {field.path} takes an element by its index, so the order of the names must "
+            f"be that of training; {field.by_index.attribute}[NAME] finds it in any order"
+            for field in parsed
+            if field.by_index is not None
+        ]
         names = [element for field in parsed for element in field.names]
         if tensor.elements and (given.fields or "=" in texts[0]):
             positions = [_position(f"{where}.fields", tensor, n, given.topic) for n in names]
@@ -209,6 +231,7 @@ def _inputs(contract: Contract, inputs: Mapping[str, Input]) -> tuple[int, list[
                 given.depth,
                 np.array(positions, int),
                 fields.reader(parsed),
+                any(field.optional for field in parsed),
                 _stamped(message),
             )
         )
@@ -220,8 +243,8 @@ def _inputs(contract: Contract, inputs: Mapping[str, Input]) -> tuple[int, list[
     return size, wires
 
 
-def _output(tensor: Tensor, name: str, given: Output) -> OutputWire:
-    where = f"output.{name}"
+def _output(contract: Contract, name: str, given: Output, notes: list[str]) -> OutputWire:
+    where, tensor = f"output.{name}", contract.outputs[0]
     kind = given.type or numbers(tensor)
     if tensor.shape and not isinstance(tensor.shape[-1], int):
         raise ParameterError(f"parameter outputs: the model's {tensor.name!r} is no vector")
@@ -245,7 +268,18 @@ def _output(tensor: Tensor, name: str, given: Output) -> OutputWire:
         )
     template, write = fields.writer(message, parsed)
     if whole:
-        label(template, tensor.name, size)
+        classes = json.dumps([element.name for element in tensor.elements], ensure_ascii=False)
+        label(template, f"probabilities {classes}" if gives_classes(contract) else tensor.name, size)
+    elif not _name_indices(template, parsed, [_element_name(tensor.elements, i) for i in positions]):
+        notes.append(
+            f"parameter {where}.fields: {kind} is published without names, since the model's elements have none; "
+            f"write {parsed[0].parts[0].attribute}[NAME]"
+        )
+    stamped = _stamped(message)
+    if stamped:
+        template.header.frame_id = given.frame_id
+    elif given.frame_id:
+        raise ParameterError(f"parameter {where}.frame_id is {given.frame_id}, but {kind} has no header")
     return OutputWire(
         name,
         given.topic,
@@ -254,8 +288,36 @@ def _output(tensor: Tensor, name: str, given: Output) -> OutputWire:
         np.array(positions, int),
         write,
         any(fields.may_overflow(field.number, _dtype(tensor)) for field in parsed),
-        _stamped(message),
+        stamped,
+        given.frame_id == "",
     )
+
+
+def _name_indices(template: Any, parsed: Sequence[fields.Field], elements: Sequence[str]) -> bool:
+    """Fill the names of elements that are written by their index, from the model's -> False where it has none.
+
+    `/joints:position[elbow]`, `position[elbow]` and `elbow` all name the joint elbow.
+    """
+    found: dict[int, str] = {}
+    names_in, at = "", 0
+    for field in parsed:
+        part = field.parts[0]
+        if len(field.parts) == 1 and part.names_in and not part.name:
+            names_in = part.names_in
+            start = part.index if field.start is None else field.start
+            for i in range(field.size):
+                name = elements[at + i].rpartition(":")[2]
+                inner = re.fullmatch(r"\w+\[(.+)\]", name)
+                name = inner[1] if inner else name
+                if not re.fullmatch(r"\d+|element \d+", name) and "." not in name:
+                    found[(start or 0) + i] = name
+        at += field.size
+    if not names_in or getattr(template, names_in):
+        return True
+    if set(found) != set(range(len(found))) or not found:
+        return False
+    setattr(template, names_in, [found[i] for i in range(len(found))])
+    return True
 
 
 def _dtype(tensor: Tensor) -> np.dtype[Any]:
