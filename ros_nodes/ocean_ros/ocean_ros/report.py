@@ -118,10 +118,11 @@ def publisher_problems(node: OceanNode) -> list[str]:
     for name, (wire, asked) in node.subscribed.items():
         topic, heard = node.resolve_topic_name(wire.topic), []
         for info in node.get_publishers_info_by_topic(topic):
+            if info.node_name == UNKNOWN:
+                continue
             publisher = f"{info.node_namespace.rstrip('/')}/{info.node_name}"
             if qos_check_compatible(info.qos_profile, asked)[0] != QoSCompatibility.ERROR:
-                if info.node_name != UNKNOWN:
-                    heard.append(publisher)
+                heard.append(publisher)
                 continue
             found.append(
                 f"no messages on {topic}: this node asks for {_qos_text(asked)}, the publisher {publisher} "
