@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from geometry_msgs.msg import PoseArray, Twist
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from leaky import leaky
 from nav_msgs.msg import Odometry
@@ -32,6 +32,7 @@ PATHS = [
 ]
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(-1e9, 1e9, width=32), min_size=10, max_size=10), st.permutations(PATHS))
 def test_what_is_written_is_read(values: list[float], paths: list[str]) -> None:
     parsed = [fields.parse(path, Odometry) for path in paths]

@@ -171,7 +171,7 @@ def test_structural_parameters_are_refused_while_active(pair: Pair) -> None:
     (reason,) = client.set("ocean", gap_after=-1.5)
     assert "out of range" in reason
     (reason,) = client.set("ocean", on_gap="forget")
-    assert "choose keep or reset or restore" in reason
+    assert "choose trained or keep or reset or restore" in reason
     (about,) = client.describe("ocean", "gap_after")
     assert "count as a gap" in about.description and about.floating_point_range[0].to_value == 1e6
     assert client.transit("ocean", "deactivate")

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from geometry_msgs.msg import TransformStamped, TwistStamped
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from leaky import leaky
 from ocean_ros import fields
@@ -161,6 +161,7 @@ class TFMessage:
         return {"transforms": "sequence<geometry_msgs/TransformStamped>"}
 
 
+@settings(deadline=None)
 @given(st.permutations(["a", "b/c", "d.e", "f-1"]), st.lists(st.floats(-1e9, 1e9), min_size=4, max_size=4))
 def test_what_is_written_by_name_is_read_by_name(names: list[str], values: list[float]) -> None:
     parsed = [fields.parse(f"effort[{name}]", JointState) for name in names]

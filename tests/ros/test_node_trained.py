@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from leaky import leaky
 from ocean_ros.parameters import GAP, MAX_AGE, Input, Output, Settings, Trained
@@ -14,6 +14,7 @@ from std_msgs.msg import Float32MultiArray
 SECONDS = st.floats(1e-3, 1e6)
 
 
+@settings(deadline=None)
 @given(SECONDS, st.one_of(st.none(), SECONDS))
 def test_what_the_model_states_is_the_default(age: float, rate: float | None) -> None:
     trained = Trained(age, rate, holds=True)

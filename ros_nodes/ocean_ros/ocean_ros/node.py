@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import inspect
-import re
 import time
 import traceback
 from collections.abc import Callable
@@ -46,8 +44,6 @@ WHOLE = QoSProfile(depth=1000, reliability=ReliabilityPolicy.RELIABLE)
 EVERY = QoSProfile(history=HistoryPolicy.KEEP_ALL, reliability=ReliabilityPolicy.RELIABLE)
 OWN_TOPICS = ("~/ocean", "/diagnostics", "~/transition_event", "/parameter_events", "/rosout")
 """What the node publishes beside the model's outputs, and `~/surprise` where the model predicts its input."""
-NAME = re.compile(r"[A-Za-z]\w*")
-"""Of an input or output."""
 SAVE_TIMEOUT = 10.0
 """Seconds that the end of the process waits for a disk."""
 WORK_PERIOD = 0.0001
@@ -114,9 +110,9 @@ class OceanNode(LifecycleNode):
         self._problems: dict[str, str] = {}
         self.add_on_set_parameters_callback(self._on_set)
         self._problems |= parameters.declare(self, Settings)
-        for table in (Input, Output):  # so that theirs can be set before the first configure
-            self._declare_named(table)
-        self._warn_unknown(nested=False)
+        self._problems |= parameters.declare_named(self, Input)  # can be set before the first configure
+        self._problems |= parameters.declare_named(self, Output)
+        parameters.warn_unknown(self, nested=False)
         self.triggers = Services(self)
         self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", RELIABLE)
         self.create_timer(1.0, self._diagnose, clock=self.steady)
@@ -237,7 +233,8 @@ class OceanNode(LifecycleNode):
     def _connect(self, model: OceanModel) -> None:
         """Wire the model to topics, and make the publishers."""
         assert self.memory is not None
-        inputs, outputs = self._named(Input), self._named(Output)
+        inputs = parameters.read_named(self, Input, self.settings.inputs, self._problems)
+        outputs = parameters.read_named(self, Output, self.settings.outputs, self._problems)
         held = self._hold_state()
         try:
             wiring = self._wiring(model, inputs, outputs)
@@ -257,7 +254,7 @@ class OceanNode(LifecycleNode):
             self.saver = Saver(held.path, self.settings.save_keep, self.get_logger(), self.memory.limit)
         self._saving = None
         self._changed = False
-        self._warn_unknown(nested=True)  # those of inputs and outputs are declared by now
+        parameters.warn_unknown(self, nested=True)  # those of inputs and outputs are declared by now
 
     def _make_publishers(self, wiring: Wiring) -> None:
         assert self.memory is not None
@@ -284,29 +281,6 @@ class OceanNode(LifecycleNode):
             stamp=lambda: self.get_clock().now().to_msg(),
             logger=self.get_logger(),
         )
-
-    def _declare_named(self, table: Any) -> None:
-        """Declare the parameters of each input or output that has a name, where they are new."""
-        kind = table.__name__.lower()
-        names = self.get_parameter(f"{kind}s").value
-        for name in names if isinstance(names, (list, tuple)) else ():
-            if NAME.fullmatch(str(name)):
-                self._problems |= parameters.declare(self, table, f"{kind}.{name}.")
-
-    def _named(self, table: Any) -> dict[str, Any]:
-        """The inputs or outputs by name, with their parameters."""
-        kind = table.__name__.lower()
-        names = getattr(self.settings, f"{kind}s")
-        self._declare_named(table)
-        for name in names:
-            if not NAME.fullmatch(name) or names.count(name) > 1:
-                raise ParameterError(
-                    f"parameter {kind}s names {name!r}; use letters and digits, each name once"
-                )
-            for parameter, reason in self._problems.items():
-                if parameter.startswith(f"{kind}.{name}."):
-                    raise ParameterError(reason)
-        return {name: parameters.read(self, table, f"{kind}.{name}.") for name in names}
 
     def _full(self, name: str, topic: str) -> str:
         """A topic's full name, remapped. Raises ParameterError."""
@@ -455,20 +429,6 @@ class OceanNode(LifecycleNode):
         self.settings, self.inputs = settings, inputs
         self._changed |= structural
         return SetParametersResult(successful=True)
-
-    def _warn_unknown(self, *, nested: bool) -> None:
-        """A misspelt parameter is not an error to ROS; here it is at least a line in the log.
-
-        nested: of those of inputs and outputs; otherwise of all the others.
-        """
-        for name in getattr(self, "_parameter_overrides", {}):
-            if name.startswith(("input.", "output.")) != nested or name.startswith("qos_overrides."):
-                continue
-            if not self.has_parameter(name):
-                known = [str(parameter) for parameter in self._parameters]
-                near = difflib.get_close_matches(name, known, 1)
-                hint = f"; did you mean {near[0]}?" if near else ""
-                self.get_logger().warning(f"there is no parameter {name}: it has no effect{hint}")
 
     def _diagnose(self) -> None:
         status = report(self)

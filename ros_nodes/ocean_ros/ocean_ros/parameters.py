@@ -8,6 +8,8 @@ configure fail with a sentence instead of ending the process.
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -20,6 +22,8 @@ from rclpy.exceptions import (
 )
 from rclpy.node import Node
 
+NAME = re.compile(r"[A-Za-z]\w*")
+"""Of an input or output."""
 POLICIES = ("keep", "reset", "restore")
 
 
@@ -289,6 +293,49 @@ def declare(node: Node, table: type[Table], prefix: str = "") -> dict[str, str]:
             problems[name] = f"parameter {name}: {error}"
             node.declare_parameter(name, default, about, ignore_override=True)
     return problems
+
+
+def declare_named(node: Node, table: type[Table]) -> dict[str, str]:
+    """Declare the parameters of each input or output that has a name, where they are new -> as `declare`."""
+    kind, problems = table.__name__.lower(), dict[str, str]()
+    names = node.get_parameter(f"{kind}s").value
+    for name in names if isinstance(names, (list, tuple)) else ():
+        if NAME.fullmatch(str(name)):
+            problems |= declare(node, table, f"{kind}.{name}.")
+    return problems
+
+
+def read_named(
+    node: Node, table: type[Table], names: Sequence[str], problems: dict[str, str]
+) -> dict[str, Table]:
+    """The inputs or outputs by name, with their parameters. Raises ParameterError.
+
+    problems: what was wrong with values when they were declared; that of new ones is added.
+    """
+    kind = table.__name__.lower()
+    problems |= declare_named(node, table)
+    for name in names:
+        if not NAME.fullmatch(name) or names.count(name) > 1:
+            raise ParameterError(f"parameter {kind}s names {name!r}; use letters and digits, each name once")
+        for parameter, reason in problems.items():
+            if parameter.startswith(f"{kind}.{name}."):
+                raise ParameterError(reason)
+    return {name: read(node, table, f"{kind}.{name}.") for name in names}
+
+
+def warn_unknown(node: Node, *, nested: bool) -> None:
+    """A misspelt parameter is not an error to ROS; here it is at least a line in the log.
+
+    nested: of those of inputs and outputs; otherwise of all the others.
+    """
+    for name in getattr(node, "_parameter_overrides", {}):
+        if name.startswith(("input.", "output.")) != nested or name.startswith("qos_overrides."):
+            continue
+        if not node.has_parameter(name):
+            known = [str(parameter) for parameter in node._parameters]
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            node.get_logger().warning(f"there is no parameter {name}: it has no effect{hint}")
 
 
 def read(node: Node, table: type[Table], prefix: str = "") -> Table:

@@ -13,6 +13,9 @@ from ocean_ros.diagnostics import ERROR, OK, Counters, Look, Second, judge, quan
 if TYPE_CHECKING:
     from ocean_ros.node import OceanNode
 
+UNKNOWN = "_NODE_NAME_UNKNOWN_"
+"""The node of a publisher that has just come, or that ROS has forgotten to take off its list."""
+
 
 class Window:
     """What the last diagnostics message left behind, so that the next one tells of the time between."""
@@ -115,6 +118,8 @@ def publisher_problems(node: OceanNode) -> list[str]:
     for name, (wire, asked) in node.subscribed.items():
         topic, heard = node.resolve_topic_name(wire.topic), []
         for info in node.get_publishers_info_by_topic(topic):
+            if info.node_name == UNKNOWN:
+                continue
             publisher = f"{info.node_namespace.rstrip('/')}/{info.node_name}"
             if qos_check_compatible(info.qos_profile, asked)[0] != QoSCompatibility.ERROR:
                 heard.append(publisher)
