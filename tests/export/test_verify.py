@@ -242,20 +242,18 @@ def test_a_normalisation_that_is_stale_by_one_part_in_a_thousand_is_caught(
 @pytest.fixture(scope="module")
 def sensors(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Trial, list[Step]]:
     from make_tiny_sensors import tiny_sensors
+    from ocean_export import cli
     from ocean_train import checkpoint
     from ocean_train.observations import InUnits
 
     folder = tmp_path_factory.mktemp("sensors")
     tiny_sensors(folder)
+    assert cli.main([str(folder), "-o", str(folder / "model.onnx")]) == 0
     saved = checkpoint.load(folder)
     assert saved.observations is not None
     stepper = InUnits(saved.model(), saved.observations)
     trial = make_trial(stepper, 300, observations=saved.observations, recording=saved.heldout.numpy())
-    return (
-        Path(__file__).parents[1] / "fixtures" / "tiny_sensors.onnx",
-        trial,
-        list(reference(stepper, trial)),
-    )
+    return folder / "model.onnx", trial, list(reference(stepper, trial))
 
 
 def test_parity_says_what_was_measured_and_allowed(
@@ -325,17 +323,17 @@ def test_a_model_that_magnifies_rounding_is_compared_as_far_as_it_is_predictable
     print(parity)
     record_property("share of the limit", parity.share)
     assert parity.passed
-    assert max(error.allowed for error in parity.single_step.values()) < 1e-4
     assert max(error.allowed for error in parity.closed_loop.values()) > 1e-4, "else this model shows nothing"
     if which == "chaotic":
         assert 5 <= parity.predictable_steps < 300 and 0.01 < parity.compared < 1
         assert "the closed loop was compared as far as they agree" in str(parity)
 
 
+@pytest.mark.parametrize("which", ["wild", "chaotic"])
 def test_a_wrong_weight_is_caught_where_the_loop_magnifies_it(
-    wild: tuple[OceanTransformer, Path], tmp_path: Path
+    which: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    model, path = wild
+    model, path = request.getfixturevalue(which)
     trial = make_trial(model, 300)
     expected = list(reference(model, trial))
     for name, mutant in mutants(path, tmp_path / "mutant.onnx", 8, seed=1):
