@@ -40,6 +40,8 @@ RUNTIME = [
     "tokenizer",
 ]  # fmt: skip
 """The runtime's tests but for those of system calls, limits and kills, which are the emulator's own."""
+NOT_THERE = "sentence or terminal or needs_rosbags or of_no_unit or minimal_loop_refuses or another_kind"
+"""Tests that read all of standard error, where onnxruntime 1.23 says that it does not know an emulated processor."""
 STEPS = 500
 FORMS = {
     "fp32": [],
