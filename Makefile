@@ -2,6 +2,8 @@
 #   make demo    train on Shakespeare, export, verify, run, restart
 #   make test    all tests of every change; make soak: those that take too long for that
 #   make evidence      the paper's claims -> docs/evidence.md; hours, resumable (QUICK=1: minutes, at a tiny size)
+#   make portability   the tests of chain and verification under other instruction sets, threads and onnxruntimes,
+#                      and the runtime and exports on an emulated aarch64; prints a table (QUICK=1: CI's two rows)
 #   make lint    ruff; make types: mypy, strict
 #   make release       wheel and source archive in dist/, and a smoke test of the wheel in an empty environment
 #   make runtime-test  the runtime's tests without PyTorch, in .venv-runtime, for another PYTHON
@@ -12,7 +14,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test soak evidence lint types release runtime-test node-test clean
+.PHONY: demo test soak evidence portability lint types release runtime-test node-test clean
 
 PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 
@@ -39,6 +41,9 @@ soak: $(VENV)/installed-dev
 # TEXT: a copy of tiny Shakespeare, where its public address can't be reached.
 evidence: $(VENV)/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/claims.py $(if $(QUICK),--quick) $(if $(TEXT),--text '$(TEXT)')
+
+portability: $(VENV)/installed-dev
+	$(BIN)/python benchmarks/portability.py $(if $(QUICK),--quick)
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

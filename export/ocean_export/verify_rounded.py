@@ -145,8 +145,6 @@ def _places(stepper: Stepper, trial: Trial, steps: int) -> Iterator[tuple[int, A
     ocean = torch.from_numpy(trial.ocean)
     every = max(1, (len(trial.inputs) - steps + 1) // CALLS)
     for t, x in enumerate(trial.inputs[: len(trial.inputs) - steps + 1]):
-        if t == trial.reset_at:
-            ocean = exact.initial_ocean(len(trial.ocean)).float()
         if t % every == 0:
             yield t, ocean.numpy()
         inputs = torch.from_numpy(x)

@@ -94,10 +94,10 @@ def test_the_trial_reads_the_recording(tmp_path: Path) -> None:
     stepper = InUnits(saved.model(), saved.observations)
     trial = make_trial(stepper, 400, observations=saved.observations, recording=saved.heldout.numpy())
     relative = saved.observations.relative(saved.heldout.numpy()).astype(np.float32)
-    assert trial.inputs.shape == (400, 10, 3)
+    assert trial.inputs.shape == (400, 20, 3)
     np.testing.assert_array_equal(trial.inputs[:300, 0], relative)
     np.testing.assert_array_equal(trial.inputs[300:, 0], relative[:100])
-    np.testing.assert_array_equal(trial.inputs[0, 5], relative[150])
+    np.testing.assert_array_equal(trial.inputs[0, 10], relative[150])
 
 
 @pytest.mark.parametrize("part", ["observations", "targets", "reset"])
