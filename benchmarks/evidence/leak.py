@@ -1,7 +1,7 @@
 """Leaky integration beside the paper's relay, on the paper's tasks: a variant of this project, not the paper's model.
 
-The same tasks, sizes, rates and seeds as the paper's claims, with time constants of 1 to 16 steps in place of the
-relay. Sensors at full rate, which the leak is for, are in results/activities.
+The same tasks, sizes, rates and seeds as the paper's claims, with time constants up to 16 steps in one half of the
+channels. Sensors at full rate, which the leak is for, are in results/activities.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def section(found: Mapping[str, Results]) -> Section:
 
 
 ABOUT = (
-    f"Each channel keeps a share 1 − 1/τ of itself, with time constants τ of 1 to {MAX_TIME_CONSTANT:g} steps.",
+    f"Half of the channels keep a share 1 − 1/τ of themselves, with time constants τ up to {MAX_TIME_CONSTANT:g} steps.",
     "All else, learning rate and seed included, is as in the claims above. The leak is meant for sensors at their full",
     "rate ([results](../results/activities/table.md)), where the relay forgets within a few steps.",
 )
