@@ -102,7 +102,8 @@ def section(found: Mapping[str, Results]) -> Section:
 
 
 ABOUT = (
-    f"Half of the channels keep a share 1 − 1/τ of themselves, with time constants τ up to {MAX_TIME_CONSTANT:g} steps.",
+    "Half of the channels keep a share 1 − 1/τ of themselves, with time constants τ up to "
+    f"{MAX_TIME_CONSTANT:g} steps.",
     "All else, learning rate and seed included, is as in the claims above. The leak is meant for sensors at their full",
     "rate ([results](../results/activities/table.md)), where the relay forgets within a few steps.",
 )
