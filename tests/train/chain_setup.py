@@ -7,7 +7,9 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from ocean_train import serial
 from ocean_train.model import OceanConfig, OceanTransformer
 from torch import Tensor
 
@@ -128,3 +130,20 @@ def share(found: Results, expected: Results, limits: dict[str, float]) -> tuple[
     """The largest deviation as a share of its limit, and whose it is."""
     assert found.keys() == expected.keys()
     return max((deviation(found[name], expected[name]) / limits[name], name) for name in expected)
+
+
+def oracle(case: Case, truncate: int | None = None) -> dict[str, Tensor]:
+    """The serial reference: loss, last ocean, the initial ocean's gradient and every parameter's."""
+    weights = {name: p.detach().double().numpy() for name, p in case.model.named_parameters()}
+    masks = [None if m is None else m.numpy() for m in (case.reset, case.valid)]
+    window = serial.run(
+        case.model.config,
+        weights,
+        case.inputs.numpy(),
+        case.targets.numpy(),
+        case.ocean.numpy(),
+        *masks,
+        truncate,
+    )
+    found = {"loss": np.float64(window.loss), "last": window.ocean, "ocean": window.ocean_gradient}
+    return {name: torch.as_tensor(value) for name, value in (found | window.gradients).items()}

@@ -9,13 +9,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from chain_setup import Case, Results, error, make, share, yardstick
+from chain_setup import Case, Results, error, make, oracle, share, yardstick
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ocean_train import bptt, native, regimes, serial
+from ocean_train import bptt, native, regimes
 from ocean_train.model import Block, OceanConfig, OceanTransformer, Relay, plain_relay, position_loss
 from torch import Tensor
 
@@ -36,22 +35,6 @@ def gradients(case: Case, relay: Relay) -> dict[str, Tensor]:
     loss.backward()
     found = {"loss": loss.detach(), "last": last.detach(), "ocean": ocean.grad}
     return found | {name: p.grad for name, p in case.model.named_parameters()}
-
-
-def oracle(case: Case, truncate: int | None = None) -> dict[str, Tensor]:
-    weights = {name: p.detach().double().numpy() for name, p in case.model.named_parameters()}
-    masks = [None if m is None else m.numpy() for m in (case.reset, case.valid)]
-    window = serial.run(
-        case.model.config,
-        weights,
-        case.inputs.numpy(),
-        case.targets.numpy(),
-        case.ocean.numpy(),
-        *masks,
-        truncate,
-    )
-    found = {"loss": np.float64(window.loss), "last": window.ocean, "ocean": window.ocean_gradient}
-    return {name: torch.as_tensor(value) for name, value in (found | window.gradients).items()}
 
 
 def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:

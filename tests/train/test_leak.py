@@ -5,13 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from chain_setup import Case, error, make
+from chain_setup import Case, error, make, oracle
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ocean_train import bptt, regimes, serial
+from ocean_train import bptt, regimes
 from ocean_train.leak import leaky_scan
 from ocean_train.model import OceanConfig, OceanTransformer, Relay, plain_relay, position_loss, time_constants
 from torch import Tensor
@@ -112,24 +111,8 @@ def test_every_way_to_compute_it_has_the_gradient_of_the_plain_loop(data: st.Dat
 @pytest.mark.parametrize("truncate", [None, 3])
 def test_the_serial_reference_agrees(masked: bool, truncate: int | None) -> None:
     case = make(3, 8, 12, 2, 3, masked=masked, max_time_constant=20.0)
-    weights = {name: p.detach().numpy() for name, p in case.model.named_parameters()}
-    masks = [None if m is None else m.numpy() for m in (case.reset, case.valid)]
-    window = serial.run(
-        case.model.config,
-        weights,
-        case.inputs.numpy(),
-        case.targets.numpy(),
-        case.ocean.numpy(),
-        *masks,
-        truncate,
-    )
-    found = {
-        "loss": np.float64(window.loss),
-        "last": window.ocean,
-        "ocean": window.ocean_gradient,
-    } | window.gradients
     expected = gradients(case, bptt.relay if truncate is None else partial(bptt.relay, truncate=truncate))
-    assert_same({name: torch.as_tensor(value) for name, value in found.items()}, expected)
+    assert_same(oracle(case, truncate), expected)
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 6, 12, 24, 48, 96])
