@@ -281,6 +281,11 @@ def _spread(errors: Sequence[tuple[Tensor, Tensor]], unit: Array | float, rows: 
     return groups((output, state), unit)
 
 
+def more_batches(weights: int) -> list[int]:
+    """MORE_BATCHES, and one of 17 to 64 that a number made of the model's weights draws."""
+    return [*MORE_BATCHES, len(MORE_BATCHES) + 1 + weights % 48]
+
+
 def groups(values: Pair, unit: Array | float) -> Pair:
     """The largest |values| over all rows: of each quantity (K,), or of all logits (1,); of each of the state (D,)."""
     output, state = values
@@ -293,7 +298,7 @@ def verify(exported: OceanModel, trial: Trial, expected: Iterable[Step]) -> Pari
     """Run the exported file over the trial, at each batch size, and compare it with `expected`, its reference."""
     single, loop = Errors(trial.unit, FACTOR), Errors(trial.unit, LOOP_FACTOR)
     digest = int(exported.contract.state_id.removeprefix("sha256:")[:8], 16)
-    sizes = [*MORE_BATCHES, len(MORE_BATCHES) + 1 + digest % 48]
+    sizes = more_batches(digest)
     compared: list[Array] = []
     for t, (found, step) in enumerate(zip(closed_loop(exported, trial), expected, strict=True)):
         x, at = trial.inputs[t], step.predictable

@@ -25,7 +25,7 @@ from ocean_train.observations import InUnits, Observations, Stepper
 from torch import Tensor
 
 from ocean_export.rounded import RoundedOcean, unsteady
-from ocean_export.verify import BATCHES, MORE_BATCHES, ROUNDING, Array, Trial, neighbour_of
+from ocean_export.verify import BATCHES, CUTS, ROUNDING, Array, Trial, more_batches, neighbour_of
 
 CALLS = 100
 """Places of the trial from which the file is run, at each batch size in BATCHES and at one more."""
@@ -92,11 +92,11 @@ def verify_rounded(
     Where it does not equal the model with rounded inputs, it is compared with the one whose inputs stay as they are.
     """
     places = list(_places(_stepper(model, observations), trial, how.steps))
-    drawn = len(MORE_BATCHES) + 1 + int(model.head.weight.detach().double().abs().sum() * 1e6) % 48
+    sizes = more_batches(int(model.head.weight.detach().double().abs().sum() * 1e6))
     found = []
     for rounds_input in (True,) if how.portable else (True, False):
         rounded = RoundedOcean(model, how.precision, how.portable, rounds_input)
-        measured = _measure(run, _stepper(rounded, observations), trial, places, how, drawn)
+        measured = _measure(run, _stepper(rounded, observations), trial, places, how, sizes)
         found.append(_judge(measured, len(places), rounds_input))
         if found[-1].passed:
             break
@@ -167,18 +167,21 @@ class _Measured:
 @torch.no_grad()
 @torch.random.fork_rng()
 def _measure(
-    run: Run, stepper: Stepper, trial: Trial, places: list[tuple[int, Array]], how: RoundingOf, drawn: int
+    run: Run,
+    stepper: Stepper,
+    trial: Trial,
+    places: list[tuple[int, Array]],
+    how: RoundingOf,
+    sizes: list[int],
 ) -> _Measured:
-    """The errors of a file against `stepper`, at each batch size in BATCHES, MORE_BATCHES and `drawn`."""
+    """The errors of a file against `stepper`, at each batch size in BATCHES and in `sizes`, in turn."""
     torch.manual_seed(0)
     exact = copy.deepcopy(stepper).double().eval()
     near, jumping = neighbour_of(exact, 0), cast(Stepper, unsteady(exact))
-    sizes = [*MORE_BATCHES, drawn]
     rows = len(trial.ocean)
     measured = _Measured()
-    starts = np.cumsum((0, *BATCHES[:-1]))
     for call, (t, oceans) in enumerate(places):
-        groups = [np.arange(start, start + size) for start, size in zip(starts, BATCHES, strict=True)]
+        groups = np.split(np.arange(rows), CUTS)[: len(BATCHES)]
         groups.append((np.arange(sizes[call % len(sizes)]) + call) % rows)
         # Rows that are rounded each by itself may be computed together, by the model; a portable file's may not.
         for together in [[group] for group in groups] if how.portable else [groups]:

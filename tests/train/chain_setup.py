@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from ocean_train import serial
-from ocean_train.model import OceanConfig, OceanTransformer
+from ocean_train.model import OceanConfig, OceanTransformer, Relay, position_loss
 from torch import Tensor
 
 ROUNDING = 2.0**-24  # of float32, relative
@@ -147,3 +147,15 @@ def oracle(case: Case, truncate: int | None = None) -> dict[str, Tensor]:
     )
     found = {"loss": np.float64(window.loss), "last": window.ocean, "ocean": window.ocean_gradient}
     return {name: torch.as_tensor(value) for name, value in (found | window.gradients).items()}
+
+
+def gradients(case: Case, relay: Relay) -> dict[str, Tensor]:
+    """Loss, last ocean, the initial ocean's gradient and every parameter's, by autograd through `relay`."""
+    case.model.zero_grad()
+    ocean = case.ocean.clone().requires_grad_()
+    outputs, last = case.model(case.inputs, ocean, reset=case.reset, valid=case.valid, relay=relay)
+    losses = position_loss(case.model.config, outputs, case.targets)
+    loss = losses.mean() if case.valid is None else losses[case.valid].sum() / case.valid.sum().clamp(min=1)
+    loss.backward()
+    found = {"loss": loss.detach(), "last": last.detach(), "ocean": ocean.grad}
+    return found | {name: p.grad for name, p in case.model.named_parameters()}

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from chain_setup import Case, Results, error, make, oracle, share, yardstick
+from chain_setup import Case, Results, error, gradients, make, oracle, share, yardstick
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ocean_train import bptt, native, regimes
-from ocean_train.model import Block, OceanConfig, OceanTransformer, Relay, plain_relay, position_loss
+from ocean_train.model import Block, OceanConfig, OceanTransformer, Relay, plain_relay
 from torch import Tensor
 
 ORACLE = 1e-10  # float64: the oracle's own rounding is near 1e-15
@@ -23,18 +23,6 @@ ORACLE = 1e-10  # float64: the oracle's own rounding is near 1e-15
 TORCH: Relay = partial(bptt.relay, use_native=False)
 CHUNKED: Relay = partial(bptt.relay, keep=2)
 FAST = {"torch": TORCH, "native": bptt.relay, "recomputed": CHUNKED}
-
-
-def gradients(case: Case, relay: Relay) -> dict[str, Tensor]:
-    """Loss, last ocean, the initial ocean's gradient and every parameter's, by autograd through `relay`."""
-    case.model.zero_grad()
-    ocean = case.ocean.clone().requires_grad_()
-    outputs, last = case.model(case.inputs, ocean, reset=case.reset, valid=case.valid, relay=relay)
-    losses = position_loss(case.model.config, outputs, case.targets)
-    loss = losses.mean() if case.valid is None else losses[case.valid].sum() / case.valid.sum().clamp(min=1)
-    loss.backward()
-    found = {"loss": loss.detach(), "last": last.detach(), "ocean": ocean.grad}
-    return found | {name: p.grad for name, p in case.model.named_parameters()}
 
 
 def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:

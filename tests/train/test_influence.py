@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from ocean_train import influence
+from ocean_train import baselines, influence
 from ocean_train.batches import Data, prepare
 from ocean_train.corpora import Corpus
 from ocean_train.influence import Influence
@@ -61,6 +61,12 @@ def test_a_sentence_in_steps_and_seconds(tmp_path: Path) -> None:
     assert lasting.describe(10.0).endswith("after 2 steps (0.2 s) 50% is left")
     influence.plot({"ocean": fading, "gru": lasting}, tmp_path / "a.png", 50.0)
     assert (tmp_path / "a.png").stat().st_size > 1000
+
+
+def test_a_model_without_a_state_has_no_answer_whatever_its_window(data: Data) -> None:
+    size = data.tokenizer.size
+    config = OceanConfig(size, size, width=16, layers=1, heads=1)
+    assert influence.measure(baselines.build("transformer", config, 8, 0), data) is None
 
 
 def test_short_data_has_no_answer(data: Data) -> None:

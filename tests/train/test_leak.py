@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from chain_setup import Case, error, make, oracle
+from chain_setup import error, gradients, make, oracle
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ocean_train import bptt, regimes
 from ocean_train.leak import leaky_scan
-from ocean_train.model import OceanConfig, OceanTransformer, Relay, plain_relay, position_loss, time_constants
+from ocean_train.model import OceanConfig, OceanTransformer, Relay, plain_relay, time_constants
 from torch import Tensor
 
 EXACT = 1e-12
@@ -22,18 +22,6 @@ FAST: dict[str, Relay] = {
     "native": bptt.relay,
     "recomputed": partial(bptt.relay, keep=2),
 }
-
-
-def gradients(case: Case, relay: Relay) -> dict[str, Tensor | None]:
-    """Loss, last ocean, and the gradients of the first ocean and of every parameter."""
-    case.model.zero_grad()
-    ocean = case.ocean.clone().requires_grad_()
-    outputs, last = case.model(case.inputs, ocean, reset=case.reset, valid=case.valid, relay=relay)
-    losses = position_loss(case.model.config, outputs, case.targets)
-    loss = losses.mean() if case.valid is None else losses[case.valid].sum() / case.valid.sum().clamp(min=1)
-    loss.backward()
-    found = {"loss": loss.detach(), "last": last.detach(), "ocean": ocean.grad}
-    return found | {name: p.grad for name, p in case.model.named_parameters()}
 
 
 def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
