@@ -123,7 +123,8 @@ def parser() -> argparse.ArgumentParser:
     training.add_argument(
         "--lr",
         type=float,
-        help="peak learning rate; if not given, for a text 0.5 / width and at most 0.01; for a log 1e-3, for an Ocean on a log 2e-3",
+        help="peak learning rate; if not given, for a text 0.5 / width and at most 0.01, for a log 1e-3, and for an "
+        "Ocean on a log 2e-3",
     )
     training.add_argument(
         "--dropout",
