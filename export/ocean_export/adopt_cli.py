@@ -18,17 +18,17 @@ def run(argv: list[str]) -> int:
     """The command. Raises OceanError and OSError, which ocean-export reports."""
     args = _parser().parse_args(argv)
     from ocean_export.adopt import AdoptError, Said, adopt, verify, warnings_of
+    from ocean_export.adopt_external import read_foreign
     from ocean_export.adopt_file import parse, values
     from ocean_export.adopt_pairs import read_pairs
 
     source, target = Path(args.source), Path(args.output)
     require_folder(target)  # said before the work
-    try:
-        foreign = source.read_bytes()
-    except OSError as error:
-        raise AdoptError(f"{source} can't be read: {error.strerror}") from None
-    if target.exists() and target.samefile(source):
-        raise AdoptError(f"{target} is the foreign file itself, which is kept; name another file with -o")
+    foreign, beside = read_foreign(source)
+    for kept in (source, *beside):
+        if target.exists() and target.samefile(kept):
+            what = "the foreign file itself" if kept == source else f"the weights of {source.name}"
+            raise AdoptError(f"{target} is {what}, which is kept; name another file with -o")
     said = Said(
         states=read_pairs(args.state, *values(parse(foreign, source.name).graph)),
         inputs=tuple(args.input),
@@ -49,7 +49,7 @@ def run(argv: list[str]) -> int:
             raise AdoptError(
                 f"{source.name} {str(error).removeprefix(str(candidate)).lstrip(': ')}"
             ) from None
-        verify(model, foreign)
+        verify(model, source if beside else foreign)
     said_of = describe(model.contract)
     try:
         write_atomically(target, content)
@@ -59,7 +59,9 @@ def run(argv: list[str]) -> int:
     for warning in warnings_of(content):
         print(f"ocean-export: warning: {warning}", file=sys.stderr)
     print(
-        f"ocean-export: wrote {target}, {len(content):,} bytes; two streams gave the foreign file's outputs"
+        f"ocean-export: wrote {target}, {len(content):,} bytes"
+        + "".join(f", with the weights of {path.name}" for path in beside)
+        + "; two streams gave the foreign file's outputs"
     )
     return 0
 

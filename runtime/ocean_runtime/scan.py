@@ -33,7 +33,7 @@ MAX_SIZE = 1 << 24
 MAX_DECLARED = 1 << 28
 """Elements of a tensor that the graph declares."""
 
-_BITS = {
+BITS = {
     1: 32,
     2: 8,
     3: 8,
@@ -186,7 +186,7 @@ class _Scanner:
         name, kind = self.name(found, 8), _number(found, 2)
         if _number(found, 14) != 0:
             raise ContractError(f"keeps the tensor {name!r} in another file; export it into one")
-        if kind not in _BITS:
+        if kind not in BITS:
             raise ContractError(
                 f"has a tensor {name!r} of the element type {kind}, which no step graph needs"
             )
@@ -198,7 +198,7 @@ class _Scanner:
             raise ContractError(f"has a tensor {name!r} of the shape {dims}, which holds nothing")
         if 9 in found:
             data = _bytes(found[9][0])
-            if data.length * 8 < count * _BITS[kind] or data.length > -(-count * _BITS[kind] // 8):
+            if data.length * 8 < count * BITS[kind] or data.length > -(-count * BITS[kind] // 8):
                 raise ContractError(f"gives the tensor {name!r} {data.length:,} bytes for the shape {dims}")
             ints = None
             if kind == _INT64 and data.length <= 8 * 64:
@@ -209,7 +209,7 @@ class _Scanner:
             return name, _Tensor(tuple(dims), ints)
         held = sum(self.elements(f) for number in (4, 5, 7, 10, 11) for f in found.get(number, ()))
         # Two 4-bit numbers share an element of int32_data.
-        if held != (count if _BITS[kind] > 4 else -(-count // 2)):
+        if held != (count if BITS[kind] > 4 else -(-count // 2)):
             raise ContractError(f"gives the tensor {name!r} {held:,} elements for the shape {dims}")
         small = kind == _INT64 and count <= 64
         return name, _Tensor(tuple(dims), tuple(self.numbers(found.get(7, ()))) if small else None)
@@ -224,7 +224,7 @@ class _Scanner:
                 raise ContractError(f"declares {name!r} as something else than a tensor")
             for tensor in types.get(1, ()):
                 fields = self.message(tensor, once=(1, 2))
-                if _number(fields, 1) not in (*_BITS, 0):
+                if _number(fields, 1) not in (*BITS, 0):
                     raise ContractError(f"declares {name!r} with the element type {_number(fields, 1)}")
                 for shape in fields.get(2, ()):
                     axes = self.message(shape).get(1, ())
