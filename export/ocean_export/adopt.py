@@ -42,8 +42,9 @@ class Said:
     """Output by input; others are added where names, types and shapes leave one reading."""
     inputs: Collection[str] = ()
     """Inputs that are given at each step, though an output has their type and shape."""
-    initial: Mapping[str, float] = field(default_factory=dict)
-    """By state input, the value of all its elements before the first step; 0 where missing."""
+    initial: Mapping[str, float | Array] = field(default_factory=dict)
+    """By state input, the value of all its elements before the first step, or an array of one stream; 0 where missing.
+    """
     constants: Mapping[str, float] = field(default_factory=dict)
     """By input, the value it always has."""
     pins: Mapping[str, int] = field(default_factory=dict)
@@ -183,9 +184,7 @@ def _contract(
         if v.name not in states
     )
     pairs = tuple(
-        State(
-            i, o, inputs[i].dtype, shapes[i], _number("initial", inputs[i], said.initial.get(i, 0.0)) or 0.0
-        )
+        State(i, o, inputs[i].dtype, shapes[i], _initial(inputs[i], shapes[i], said.initial.get(i, 0.0)))
         for i, o in states.items()
     )
     for state in pairs:
@@ -233,7 +232,7 @@ def _run_for_shapes(
     found: list[list[tuple[int, ...]]] = []
     for batch in (1, 2, 3) if batched else (1,):
         feed = {x.name: example(x, random, batch) for x in given}
-        feed |= {s.input: np.full(sized(s.shape, batch), s.initial, DTYPES[s.dtype]) for s in states}
+        feed |= {s.input: s.first(batch) for s in states}
         try:
             found.append([result.shape for result in session.run(list(outputs), feed)])
         except Exception as error:  # onnxruntime's exceptions share no base class
@@ -253,6 +252,19 @@ def _run_for_shapes(
             )
         shapes[name] = tuple(BATCH if axes == (1, 2, 3) else axes[0] for axes in zip(*seen, strict=True))
     return shapes
+
+
+def _initial(value: Value, shape: Shape, given: float | Array) -> float | tuple[float, ...]:
+    """A state before the first step, as the contract says it. Raises AdoptError where it doesn't fit."""
+    if not isinstance(given, np.ndarray):
+        return _number("initial", value, given) or 0.0
+    one = sized(shape, 1)
+    if [n for n in given.shape if n != 1] != [n for n in one if n != 1]:
+        raise AdoptError(
+            f"--initial gives {value.name!r} an array of shape {show_shape(given.shape)}, and its state has "
+            f"{show_shape(one)} for one stream"
+        )
+    return tuple(_number("initial", value, number) or 0 for number in given.reshape(-1).tolist())
 
 
 def _number(option: str, value: Value, given: float | None) -> float | int | None:

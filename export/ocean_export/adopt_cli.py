@@ -20,6 +20,7 @@ def run(argv: list[str]) -> int:
     from ocean_export.adopt import AdoptError, Said, adopt, verify, warnings_of
     from ocean_export.adopt_external import read_foreign
     from ocean_export.adopt_file import parse, values
+    from ocean_export.adopt_initial import read_initial
     from ocean_export.adopt_pairs import read_pairs
 
     source, target = Path(args.source), Path(args.output)
@@ -32,7 +33,7 @@ def run(argv: list[str]) -> int:
     said = Said(
         states=read_pairs(args.state, *values(parse(foreign, source.name).graph)),
         inputs=tuple(args.input),
-        initial=dict(args.initial),
+        initial=read_initial(args.initial),
         constants=dict(args.const),
         pins=dict(args.pin),
         batch=tuple(args.batch),
@@ -83,7 +84,11 @@ def _parser() -> argparse.ArgumentParser:
             "the output that replaces an input, where names leave that open; a * in both stands for the same text",
         ),
         "input": ("IN", str, "an input that is given at each step, though it looks like a state"),
-        "initial": ("IN=VALUE", _pair(float), "a state's value before the first step (default: 0)"),
+        "initial": (
+            "IN=VALUE",
+            str,
+            "a state before the first step: a number for all of it, FILE.npy, or without IN= FILE.npz (default: 0)",
+        ),
         "const": ("IN=VALUE", _pair(float), "an input that always has this value"),
         "pin": ("NAME=SIZE", _pair(int), "a free dimension, by its name or as TENSOR.AXIS"),
         "batch": (

@@ -22,7 +22,7 @@ def suggest(
     and h_n, state and stateN). known: pairs that are settled already. Raises AdoptError where nothing is clear.
     """
     pairs = dict(known or {})
-    fitting = [(i, o) for i, o in itertools.product(inputs, outputs) if fits(i, o)]
+    fitting = [(i, o) for i, o in itertools.product(inputs, outputs) if _may_replace(i, o)]
     unclear: list[tuple[str, str]] = []
     for stem in (_stem, _short_stem):
         alike = [
@@ -86,7 +86,7 @@ def refuse_left_over(inputs: Sequence[Value], outputs: Sequence[Value], settled:
     if len(inputs) < 2:
         return
     settled = set(settled)
-    open_ = {i.name: [o.name for o in outputs if fits(i, o)] for i in inputs if i.name not in settled}
+    open_ = {i.name: [o.name for o in outputs if _may_replace(i, o)] for i in inputs if i.name not in settled}
     open_ = {name: fitting for name, fitting in open_.items() if fitting}
     if not open_:
         return
@@ -97,6 +97,11 @@ def refuse_left_over(inputs: Sequence[Value], outputs: Sequence[Value], settled:
         f"--state IN:OUT where it is one, as in --state {first}:{output}, or --input IN where it is given at each "
         f"step, as in --input {first}"
     )
+
+
+def _may_replace(i: Value, o: Value) -> bool:
+    """An output of an input's own name is that input, passed on: no successor."""
+    return i.name != o.name and fits(i, o)
 
 
 def _starred(i: str, o: str, inputs: Sequence[str], outputs: Sequence[str]) -> dict[str, str]:
