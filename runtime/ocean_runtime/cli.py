@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import io
 import os
 import select
 import signal
@@ -32,6 +31,7 @@ from ocean_runtime.rows import (
 from ocean_runtime.snapshot import generations
 from ocean_runtime.state_path import StatePath
 from ocean_runtime.stream import OceanStream
+from ocean_runtime.terminal import utf8, write_utf8
 from ocean_runtime.text import generate, read_text, tokenizer_of, unread_of
 
 CHUNK_BYTES = 4096
@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
             )
         if sys.stderr is None:  # else print() would write to standard output, and a file would get its number
             sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
-        _set_encoding()
+        write_utf8()
         model = OceanModel.load(args.model, untrusted=args.untrusted)
         if args.info:
             print(describe(model.contract), flush=True)
@@ -176,10 +176,10 @@ def _run(model: OceanModel, args: argparse.Namespace) -> int:
                 _read(stream, args, stop)
                 _write(stream, args, stop)
             else:
-                columns = args.episode, args.time
-                dialect = parse_options(args.csv or [], bool(args.no_header))
+                episode, time = (None if text is None else utf8(text) for text in (args.episode, args.time))
+                dialect = parse_options([utf8(text) for text in args.csv or []], bool(args.no_header))
                 rows = read_source(
-                    stream, args.text, lambda: _chunks(args.text, stop), *columns, _say, dialect
+                    stream, args.text, lambda: _chunks(args.text, stop), episode, time, _say, dialect
                 )
                 # What was read of a file is stepped and written, also when a signal asks to stop.
                 rows = takewhile(lambda _: not stop.asked, rows)
@@ -206,15 +206,6 @@ def _restore(stream: OceanStream, path: Path) -> None:
             unread_of(stream)
     except SnapshotError as error:
         raise OceanError(f"{error} (name another file with --state, or move this one away)") from None
-
-
-def _set_encoding() -> None:
-    """UTF-8, as text is read; a terminal of another encoding, or the one asked for, shows what it can."""
-    stdout = sys.stdout
-    if not isinstance(stdout, io.TextIOWrapper):  # a program that calls `main` has put its own in place
-        return
-    asked = stdout.isatty() or "PYTHONIOENCODING" in os.environ
-    stdout.reconfigure(encoding=None if asked else "utf-8", errors="backslashreplace")
 
 
 def _say(line: str) -> None:

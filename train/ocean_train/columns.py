@@ -24,6 +24,7 @@ from ocean_train.observations import Array
 from ocean_train.spool import BLOCK_ROWS, Block, LogError
 
 CHUNK_BYTES = 1 << 16
+NOT_ASKED_FOR = "not asked for"
 
 
 @dataclass
@@ -295,7 +296,7 @@ def choose(paths: Sequence[Path], roles: Roles, dialect: Dialect) -> Choice:
     used = others | {item.name for item in features}
     for name in seen:
         if name not in used and name not in choice.ignored:
-            choice.ignored[name] = "not asked for"
+            choice.ignored[name] = NOT_ASKED_FOR
     for text in dict.fromkeys(unused):
         choice.ignored[text.partition(" (")[0]] = text.partition(" (")[2].rstrip(")")
     # The unit that a table gives holds where the request names none.
