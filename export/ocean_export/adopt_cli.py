@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from ocean_runtime import OceanModel
+from ocean_runtime import ContractError, OceanModel
 from ocean_runtime.contract import Element
 from ocean_runtime.describe import describe
 from ocean_runtime.files import require_folder, write_atomically
@@ -16,35 +17,52 @@ from ocean_runtime.files import require_folder, write_atomically
 def run(argv: list[str]) -> int:
     """The command. Raises OceanError and OSError, which ocean-export reports."""
     args = _parser().parse_args(argv)
-    from ocean_export.adopt import AdoptError, Said, adopt, verify
+    from ocean_export.adopt import AdoptError, Said, adopt, verify, warnings_of
+    from ocean_export.adopt_external import read_foreign
+    from ocean_export.adopt_file import parse, values
+    from ocean_export.adopt_initial import read_initial
+    from ocean_export.adopt_pairs import read_pairs
 
     source, target = Path(args.source), Path(args.output)
+    require_folder(target)  # said before the work
+    foreign, beside = read_foreign(source)
+    for kept in (source, *beside):
+        if target.exists() and target.samefile(kept):
+            what = "the foreign file itself" if kept == source else f"the weights of {source.name}"
+            raise AdoptError(f"{target} is {what}, which is kept; name another file with -o")
     said = Said(
-        states=dict(args.state),
-        initial=dict(args.initial),
+        states=read_pairs(args.state, *values(parse(foreign, source.name).graph)),
+        inputs=tuple(args.input),
+        initial=read_initial(args.initial),
         constants=dict(args.const),
         pins=dict(args.pin),
+        batch=tuple(args.batch),
         elements=dict(args.elements),
         rate_hz=args.rate,
     )
-    require_folder(target)  # said before the work
-    try:
-        foreign = source.read_bytes()
-    except OSError as error:
-        raise AdoptError(f"{source} can't be read: {error.strerror}") from None
     content = adopt(foreign, source.name, said)
     with tempfile.TemporaryDirectory(prefix="ocean-export-") as folder:
         candidate = Path(folder) / "candidate.onnx"
         candidate.write_bytes(content)
-        model = OceanModel.load(candidate)
-        verify(model, foreign)
+        try:
+            model = OceanModel.load(candidate)
+        except ContractError as error:
+            raise AdoptError(
+                f"{source.name} {str(error).removeprefix(str(candidate)).lstrip(': ')}"
+            ) from None
+        verify(model, source if beside else foreign)
+    said_of = describe(model.contract)
     try:
         write_atomically(target, content)
     except OSError as error:
         raise AdoptError(f"{target} can't be written: {error.strerror}") from None
-    print(describe(model.contract))
+    print(said_of)
+    for warning in warnings_of(content):
+        print(f"ocean-export: warning: {warning}", file=sys.stderr)
     print(
-        f"ocean-export: wrote {target}, {len(content):,} bytes; two streams gave the foreign file's outputs"
+        f"ocean-export: wrote {target}, {len(content):,} bytes"
+        + "".join(f", with the weights of {path.name}" for path in beside)
+        + "; two streams gave the foreign file's outputs"
     )
     return 0
 
@@ -59,16 +77,26 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("source", metavar="FOREIGN.onnx", help="one step of a recurrent model")
     parser.add_argument("-o", "--output", metavar="FILE", default="model.onnx", help="default: model.onnx")
-    repeated = {
+    repeated: dict[str, tuple[str, Callable[[str], object], str]] = {
         "state": (
             "IN:OUT",
-            _pair(":", str),
-            "the output that replaces an input; suggested where it is clear",
+            str,
+            "the output that replaces an input, where names leave that open; a * in both stands for the same text",
         ),
-        "initial": ("IN=VALUE", _pair("=", float), "a state's value before the first step (default: 0)"),
-        "const": ("IN=VALUE", _pair("=", float), "an input that always has this value"),
-        "pin": ("NAME=SIZE", _pair("=", int), "a free dimension, by its name or as TENSOR.AXIS"),
-        "elements": ("TENSOR=A,B[UNIT],...", _pair("=", _elements), "names along the last axis"),
+        "input": ("IN", str, "an input that is given at each step, though it looks like a state"),
+        "initial": (
+            "IN=VALUE",
+            str,
+            "a state before the first step: a number for all of it, FILE.npy, or without IN= FILE.npz (default: 0)",
+        ),
+        "const": ("IN=VALUE", _pair(float), "an input that always has this value"),
+        "pin": ("NAME=SIZE", _pair(int), "a free dimension, by its name or as TENSOR.AXIS"),
+        "batch": (
+            "NAME",
+            str,
+            "a free dimension that is the axis of independent streams, by its name or as TENSOR.AXIS",
+        ),
+        "elements": ("TENSOR=A,B[UNIT],...", _pair(_elements), "names along the last axis"),
     }
     for name, (metavar, convert, text) in repeated.items():
         parser.add_argument(
@@ -78,11 +106,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _pair(separator: str, kind: Callable[[str], object]) -> Callable[[str], tuple[str, object]]:
+def _pair(kind: Callable[[str], object]) -> Callable[[str], tuple[str, object]]:
     def convert(text: str) -> tuple[str, object]:
-        name, found, value = text.partition(separator)
+        name, found, value = text.rpartition("=") if kind in (float, int) else text.partition("=")
         if not (name and found and value):
-            raise argparse.ArgumentTypeError(f"write it as NAME{separator}VALUE, not {text!r}")
+            raise argparse.ArgumentTypeError(f"write it as NAME=VALUE, not {text!r}")
         try:
             return name, kind(value)
         except ValueError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import errno
+import io
 import os
 import sys
 import tempfile
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 def main(argv: list[str] | None = None) -> int:
     """The command. Returns the exit status: 0, or 1 with one sentence on standard error."""
     arguments = sys.argv[1:] if argv is None else argv
+    if isinstance(sys.stdout, io.TextIOWrapper):  # else a program that calls `main` has put its own in place
+        sys.stdout.reconfigure(errors="backslashreplace")  # a name that the locale can't show loses no file
     try:
         if arguments[:1] == ["adopt"]:
             return adopt_cli.run(arguments[1:])

@@ -255,7 +255,7 @@ def write_rows(stream: OceanStream, results: Iterable[tuple[Row, Any]], out: Tex
 
 def _columns(output: Tensor, *, alone: bool) -> list[str]:
     """A name for each number of an output of a single stream."""
-    if output.elements and len(output.shape) - (output.batch_axis is not None) == 1:
+    if output.elements and output.vector_size is not None:
         labels = [label(e) for e in output.elements]
         return labels if alone else [f"{output.name}.{text}" for text in labels]
     axes = [range(size) for size in output.shape if isinstance(size, int)]
