@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import platform
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,7 @@ from ocean_runtime.contract import (
     show_shape,
     sized,
 )
+from ocean_runtime.files import require_folder, write_atomically
 from ocean_runtime.model import session_of
 
 from ocean_export.contract import attach
@@ -88,6 +91,45 @@ def adopt(content: bytes, name: str, said: Said) -> bytes:
     shapes = _pinned(inputs, said)
     contract = _contract(proto, content, name, said, states, inputs, outputs, shapes)
     return attach(proto, contract)
+
+
+@dataclass(frozen=True)
+class AdoptReport:
+    """What an adoption wrote."""
+
+    path: Path
+    size_bytes: int
+    contract: Contract
+
+    def to_json(self) -> str:
+        """The report as a JSON object, on one line, with the whole contract."""
+        values = {"path": str(self.path), "size_bytes": self.size_bytes}
+        return json.dumps({**values, "contract": json.loads(self.contract.to_json())}, ensure_ascii=False)
+
+
+def adopt_file(source: str | Path, path: str | Path = "model.onnx", said: Said | None = None) -> AdoptReport:
+    """Write somebody else's single-step recurrent ONNX file `source` at `path`, with a contract.
+
+    said: which outputs replace which inputs, fixed inputs, sizes and names; what is clear from the graph may be left
+        out.
+
+    The file is written only if two streams give what a loop over the source gives, bit for bit. Raises AdoptError
+    where they don't, where the source can't be read, or where more has to be said; ContractError where the runtime
+    can't run the graph; OSError where the file can't be written.
+    """
+    from ocean_export.pipeline import loaded_from
+
+    source, path = Path(source), Path(path)
+    require_folder(path)  # reported before the work, not after it
+    try:
+        foreign = source.read_bytes()
+    except OSError as error:
+        raise AdoptError(f"{source} can't be read: {error.strerror}") from None
+    content = adopt(foreign, source.name, said or Said())
+    model = loaded_from(content)
+    verify(model, foreign)
+    write_atomically(path, content)
+    return AdoptReport(path, len(content), model.contract)
 
 
 def suggest(inputs: Sequence[Value], outputs: Sequence[Value]) -> dict[str, str]:

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 
-from ocean_runtime import OceanModel
 from ocean_runtime.contract import Element
 from ocean_runtime.describe import describe
-from ocean_runtime.files import require_folder, write_atomically
 
 
-def run(argv: list[str]) -> int:
+def run(argv: list[str]) -> None:
     """The command. Raises OceanError and OSError, which ocean-export reports."""
     args = _parser().parse_args(argv)
-    from ocean_export.adopt import AdoptError, Said, adopt, verify
+    from ocean_export.adopt import Said, adopt_file
 
-    source, target = Path(args.source), Path(args.output)
     said = Said(
         states=dict(args.state),
         initial=dict(args.initial),
@@ -27,26 +22,14 @@ def run(argv: list[str]) -> int:
         elements=dict(args.elements),
         rate_hz=args.rate,
     )
-    require_folder(target)  # said before the work
-    try:
-        foreign = source.read_bytes()
-    except OSError as error:
-        raise AdoptError(f"{source} can't be read: {error.strerror}") from None
-    content = adopt(foreign, source.name, said)
-    with tempfile.TemporaryDirectory(prefix="ocean-export-") as folder:
-        candidate = Path(folder) / "candidate.onnx"
-        candidate.write_bytes(content)
-        model = OceanModel.load(candidate)
-        verify(model, foreign)
-    try:
-        write_atomically(target, content)
-    except OSError as error:
-        raise AdoptError(f"{target} can't be written: {error.strerror}") from None
-    print(describe(model.contract))
+    report = adopt_file(args.source, args.output, said)
+    if args.json:
+        print(report.to_json())
+        return
+    print(describe(report.contract))
     print(
-        f"ocean-export: wrote {target}, {len(content):,} bytes; two streams gave the foreign file's outputs"
+        f"ocean-export: wrote {report.path}, {report.size_bytes:,} bytes; two streams gave the foreign file's outputs"
     )
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -75,6 +58,9 @@ def _parser() -> argparse.ArgumentParser:
             f"--{name}", metavar=metavar, type=convert, action="append", default=[], help=text
         )
     parser.add_argument("--rate", metavar="HZ", type=float, help="steps a second, where it has a rate")
+    parser.add_argument(
+        "--json", action="store_true", help="print the report as one JSON object, and nothing else"
+    )
     return parser
 
 
