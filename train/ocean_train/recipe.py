@@ -34,11 +34,16 @@ def defaults(
     steps = LOG_TIME_CONSTANT_STEPS if rate_hz is None else max(1.0, LOG_TIME_CONSTANT_S * rate_hz)
     return {
         **shared,
-        "heads": width // 2 if width % 2 == 0 else 1,  # two numbers a head
+        "heads": log_heads(width),
         "lr": 2e-3,
         "first_weights": "identity",
         "max_time_constant": float(f"{steps:.4g}"),
     }
+
+
+def log_heads(width: int) -> int:
+    """Heads of an Ocean for a log: two numbers a head; 1 where the width is odd."""
+    return width // 2 if width % 2 == 0 else 1
 
 
 def steps_of(time_constant: str, rate_hz: float | None) -> float:
