@@ -27,7 +27,7 @@ from ocean_train import native
 from ocean_train.folding import PARAMETERS, fold, stack, unfold
 from ocean_train.leak import along_the_leak
 from ocean_train.memory import hoist, return_memory
-from ocean_train.model import LAYER_NORM_EPS, Block, OceanCore, plain_relay, without_autocast
+from ocean_train.model import LAYER_NORM_EPS, Block, OceanCore, plain_relay, traced, without_autocast
 from ocean_train.tape import Gradients, Leak, Matrices, Tape
 
 KEPT_BYTES = 2**31
@@ -75,7 +75,7 @@ def _run(
     own = not written_out(model)
     if own and (truncate, keep) != (None, None):
         raise ValueError("truncate and keep are for the model's own blocks, not for variants of them")
-    if own or torch.compiler.is_compiling():  # under torch.export, tensors hold no numbers
+    if own or traced():
         return plain_relay(model, x, ocean, reset, valid)
     _check(model, x, ocean, reset, valid)
     parameters = [attrgetter(name)(block) for block in model.blocks for name in PARAMETERS]

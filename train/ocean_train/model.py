@@ -219,8 +219,9 @@ class OceanCore(nn.Module):
         if not self.config.leaky:
             return None
         weight = self.norm.weight
-        # What torch.export or torch.compile traces holds no numbers, and must not be kept for later.
-        find = _fixed_decay.__wrapped__ if torch.compiler.is_compiling() else _fixed_decay
+        find = (
+            _fixed_decay.__wrapped__ if traced() else _fixed_decay
+        )  # what is traced must not be kept for later
         return find(self.config, weight.dtype, weight.device)
 
     def through_blocks(self, x: Tensor, ocean: Tensor) -> Tensor:
@@ -296,6 +297,12 @@ def plain_relay(
         ocean = after if valid is None else torch.where(valid[:, t, None], after, ocean)
         oceans.append(ocean)
     return torch.stack(oceans, dim=1)
+
+
+def traced() -> bool:
+    """Under torch.compile, torch.export, torch.jit.trace or torch.func, where tensors may hold no numbers."""
+    transformed = torch._C._are_functorch_transforms_active
+    return torch.compiler.is_compiling() or torch._C._is_tracing() or transformed()
 
 
 def without_autocast(like: Tensor) -> AbstractContextManager[object]:

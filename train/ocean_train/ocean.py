@@ -129,7 +129,7 @@ class Ocean(OceanCore):
             first = state[None] if state is not None and x.dim() == 2 else state
             oceans = self._oceans(self._by_row(x), first, *masks)
             output = self.norm(oceans)
-        after = oceans[:, -1]
+        after = oceans[:, -1].clone()  # the caller's own, to set rows of it to zero as with nn.GRU
         if x.dim() == 2:
             return output[0], after[0]
         return output if self.batch_first else output.transpose(0, 1), after
@@ -172,7 +172,7 @@ class Ocean(OceanCore):
         if order is not None:
             output, lengths = output[order], lengths[order.cpu()]
         data = pack_padded_sequence(output, lengths, batch_first=True).data
-        return PackedSequence(data, x.batch_sizes, order, x.unsorted_indices), oceans[:, -1]
+        return PackedSequence(data, x.batch_sizes, order, x.unsorted_indices), oceans[:, -1].clone()
 
     def _by_row(self, x: Tensor) -> Tensor:
         """x as it was given -> (B, T, ...)."""
