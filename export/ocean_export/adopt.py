@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import platform
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,15 +22,28 @@ from numpy.typing import NDArray
 from ocean_runtime import __version__
 from ocean_runtime.contract import BATCH, DTYPES, Contract, Element, State, Tensor, show_shape, sized
 from ocean_runtime.errors import ContractError
+from ocean_runtime.files import require_folder, write_atomically
 from ocean_runtime.model import session_of
 from ocean_runtime.scan import scan
 
-from ocean_export.adopt_file import AdoptError, Value, parse, tensors, unused, values
+from ocean_export.adopt_external import read_foreign
+from ocean_export.adopt_graph import AdoptError, Value, parse, tensors, unused, values
 from ocean_export.adopt_pairs import refuse_left_over, suggest
 from ocean_export.adopt_verify import STEPS, example, verify
 from ocean_export.contract import attach
 
-__all__ = ["STEPS", "AdoptError", "Said", "Value", "adopt", "suggest", "verify", "warnings_of"]
+__all__ = [
+    "STEPS",
+    "AdoptError",
+    "AdoptReport",
+    "Said",
+    "Value",
+    "adopt",
+    "adopt_file",
+    "suggest",
+    "verify",
+    "warnings_of",
+]
 
 Array = NDArray[Any]
 Shape = tuple[int | str, ...]
@@ -86,6 +101,67 @@ def adopt(content: bytes, name: str, said: Said) -> bytes:
         said.inputs,
     )
     return attach(proto, contract)
+
+
+@dataclass(frozen=True)
+class AdoptReport:
+    """What an adoption wrote."""
+
+    path: Path
+    size_bytes: int
+    contract: Contract
+    weights: tuple[Path, ...]
+    """The files of weights beside the source that were taken in."""
+    warnings: tuple[str, ...]
+    """What is odd about the model though it runs, a sentence each."""
+
+    def to_json(self) -> str:
+        """The report as a JSON object, on one line, with the whole contract."""
+        values = {
+            "path": str(self.path),
+            "size_bytes": self.size_bytes,
+            "contract": json.loads(self.contract.to_json()),
+            "weights": [str(path) for path in self.weights],
+            "warnings": self.warnings,
+        }
+        return json.dumps(values, ensure_ascii=False)
+
+
+def adopt_file(source: str | Path, path: str | Path = "model.onnx", said: Said | None = None) -> AdoptReport:
+    """Write somebody else's single-step recurrent ONNX file `source` at `path`, with a contract.
+
+    said: which outputs replace which inputs, fixed inputs, sizes and names; what is clear from the graph may be left
+        out.
+
+    Weights in files beside the source are taken in. The file is written only if two streams give what a loop over the
+    source gives, bit for bit. Raises AdoptError where they don't, where the source can't be read or is at `path`
+    itself, where the runtime can't run the graph, or where more has to be said; OSError where the file can't be
+    written.
+    """
+    source, path = Path(source), Path(path)
+    require_folder(path)  # reported before the work, not after it
+    foreign, beside = read_foreign(source)
+    return write_adopted(source, foreign, beside, path, said or Said())
+
+
+def write_adopted(
+    source: Path, foreign: bytes, beside: Sequence[Path], path: Path, said: Said
+) -> AdoptReport:
+    """`adopt_file` for a source that `read_foreign` has read: its content, and the files of weights beside it."""
+    from ocean_export.pipeline import loaded_from
+
+    for kept in (source, *beside):
+        if path.exists() and path.samefile(kept):
+            what = "the foreign file itself" if kept == source else f"the weights of {source.name}"
+            raise AdoptError(f"{path} is {what}, which is kept; name another file with -o")
+    content = adopt(foreign, source.name, said)
+    try:
+        model = loaded_from(content)
+    except ContractError as error:
+        raise AdoptError(f"{source.name} {error}") from None
+    verify(model, source if beside else foreign)
+    write_atomically(path, content)
+    return AdoptReport(path, len(content), model.contract, tuple(beside), tuple(warnings_of(content)))
 
 
 def warnings_of(content: bytes) -> list[str]:

@@ -4,32 +4,26 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from ocean_runtime import ContractError, OceanModel
 from ocean_runtime.contract import Element
 from ocean_runtime.describe import describe
-from ocean_runtime.files import require_folder, write_atomically
+from ocean_runtime.files import require_folder
 
 
-def run(argv: list[str]) -> int:
+def run(argv: list[str]) -> None:
     """The command. Raises OceanError and OSError, which ocean-export reports."""
     args = _parser().parse_args(argv)
-    from ocean_export.adopt import AdoptError, Said, adopt, verify, warnings_of
+    from ocean_export.adopt import Said, write_adopted
     from ocean_export.adopt_external import read_foreign
-    from ocean_export.adopt_file import parse, values
+    from ocean_export.adopt_graph import parse, values
     from ocean_export.adopt_initial import read_initial
     from ocean_export.adopt_pairs import read_pairs
 
     source, target = Path(args.source), Path(args.output)
-    require_folder(target)  # said before the work
+    require_folder(target)  # reported before the work, not after it
     foreign, beside = read_foreign(source)
-    for kept in (source, *beside):
-        if target.exists() and target.samefile(kept):
-            what = "the foreign file itself" if kept == source else f"the weights of {source.name}"
-            raise AdoptError(f"{target} is {what}, which is kept; name another file with -o")
     said = Said(
         states=read_pairs(args.state, *values(parse(foreign, source.name).graph)),
         inputs=tuple(args.input),
@@ -40,31 +34,18 @@ def run(argv: list[str]) -> int:
         elements=dict(args.elements),
         rate_hz=args.rate,
     )
-    content = adopt(foreign, source.name, said)
-    with tempfile.TemporaryDirectory(prefix="ocean-export-") as folder:
-        candidate = Path(folder) / "candidate.onnx"
-        candidate.write_bytes(content)
-        try:
-            model = OceanModel.load(candidate)
-        except ContractError as error:
-            raise AdoptError(
-                f"{source.name} {str(error).removeprefix(str(candidate)).lstrip(': ')}"
-            ) from None
-        verify(model, source if beside else foreign)
-    said_of = describe(model.contract)
-    try:
-        write_atomically(target, content)
-    except OSError as error:
-        raise AdoptError(f"{target} can't be written: {error.strerror}") from None
-    print(said_of)
-    for warning in warnings_of(content):
+    report = write_adopted(source, foreign, beside, target, said)
+    if args.json:
+        print(report.to_json())
+        return
+    print(describe(report.contract))
+    for warning in report.warnings:
         print(f"ocean-export: warning: {warning}", file=sys.stderr)
     print(
-        f"ocean-export: wrote {target}, {len(content):,} bytes"
-        + "".join(f", with the weights of {path.name}" for path in beside)
+        f"ocean-export: wrote {report.path}, {report.size_bytes:,} bytes"
+        + "".join(f", with the weights of {path.name}" for path in report.weights)
         + "; two streams gave the foreign file's outputs"
     )
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -103,6 +84,9 @@ def _parser() -> argparse.ArgumentParser:
             f"--{name}", metavar=metavar, type=convert, action="append", default=[], help=text
         )
     parser.add_argument("--rate", metavar="HZ", type=float, help="steps a second, where it has a rate")
+    parser.add_argument(
+        "--json", action="store_true", help="print the report as one JSON object, and nothing else"
+    )
     return parser
 
 

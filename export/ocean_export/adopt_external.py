@@ -13,7 +13,7 @@ from ocean_runtime.files import read_bounded
 from ocean_runtime.model import MAX_FILE_BYTES
 from ocean_runtime.scan import BITS, MAX_RANK
 
-from ocean_export.adopt_file import AdoptError, tensors
+from ocean_export.adopt_graph import AdoptError, tensors
 
 _KEYS = {"location", "offset", "length", "checksum"}
 

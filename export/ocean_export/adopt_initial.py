@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from ocean_runtime.files import read_bounded
 
-from ocean_export.adopt_file import AdoptError
+from ocean_export.adopt_graph import AdoptError
 
 Array = NDArray[Any]
 

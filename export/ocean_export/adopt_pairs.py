@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from ocean_export.adopt_file import AdoptError, Value, fits
+from ocean_export.adopt_graph import AdoptError, Value, fits
 
 _WORD = "past_key_values|present_key_values|new|next|prev|previous|past|present|last|init|initial|in|input|out|output"
 _AFFIXES = re.compile(rf"^({_WORD})[_.\-/]|[_.\-/]?({_WORD})$")

@@ -12,7 +12,7 @@ from ocean_runtime import OceanModel
 from ocean_runtime.contract import DTYPES, Tensor, sized
 from ocean_runtime.model import CPU, session_of
 
-from ocean_export.adopt_file import AdoptError
+from ocean_export.adopt_graph import AdoptError
 
 Array = NDArray[Any]
 Arrays = Mapping[str, Array]
