@@ -13,6 +13,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -43,11 +44,11 @@ RUNTIME = [
 NOT_THERE = "sentence or terminal or needs_rosbags or of_no_unit or minimal_loop_refuses or another_kind"
 """Tests that read all of standard error, where onnxruntime 1.23 says that it does not know an emulated processor."""
 STEPS = 500
-FORMS = {
-    "fp32": [],
-    "int8": ["--precision", "int8"],
-    "int8 portable": ["--precision", "int8", "--portable"],
-    "int4": ["--precision", "int4"],
+FORMS: dict[str, dict[str, Any]] = {
+    "fp32": {},
+    "int8": {"precision": "int8"},
+    "int8 portable": {"precision": "int8", "portable": True},
+    "int4": {"precision": "int4"},
 }
 SCRIPT = """
 import sys
@@ -139,15 +140,14 @@ def compare_exports(emulator: Emulator, folder: Path) -> str:
     """A table: how far a step, and a loop of 500, of each form differ from this machine's."""
     sys.path.insert(0, str(ROOT / "tests" / "fixtures"))
     from make_tiny import tiny_checkpoint
-    from ocean_export import cli, heldout
+    from ocean_export import export_checkpoint, heldout
     from ocean_runtime import OceanModel
 
     heldout.STEPS = 300
     model = tiny_checkpoint(folder / "checkpoint")
     paths = [folder / f"{name}.onnx" for name in FORMS]
     for path, options in zip(paths, FORMS.values(), strict=True):
-        line = [str(folder / "checkpoint"), "-o", str(path), "--max-loss-increase", "9", *options]
-        assert cli.main(line) == 0, path
+        export_checkpoint(folder / "checkpoint", path, max_loss_increase=9, **options)
     tokens = np.random.default_rng(0).integers(model.config.inputs, size=(STEPS, 2))
     exact, oceans = OceanModel.load(paths[0]), []
     ocean = exact.initial_state(2)["ocean"]

@@ -46,3 +46,40 @@ def scalar_model(folder: Path, name: str = "scalar.onnx") -> Path:
     proto.metadata_props.add(key=METADATA_KEY, value=contract.to_json())
     onnx.save(proto, folder / name)
     return folder / name
+
+
+def batch_of_one(folder: Path, name: str = "policy.onnx") -> Path:
+    """A policy whose graph was exported for one robot: obs [1, 3], h [1, 1, 3] -> actions [1, 3], h_out [1, 1, 3].
+
+    h_out = 0.5 h + obs, actions = h_out.
+    """
+    contract = Contract(
+        kind="raw",
+        inputs=(Tensor("obs", "float32", (1, 3), elements=tuple(map(Element, "xyz"))),),
+        outputs=(Tensor("actions", "float32", (1, 3), elements=tuple(map(Element, "abc"))),),
+        states=(State("h", "h_out", "float32", (1, 1, 3)),),
+        state_id="sha256:of-policy",
+        opset=18,
+        ir_version=8,
+    )
+    shapes = {"obs": [1, 3], "h": [1, 1, 3], "actions": [1, 3], "h_out": [1, 1, 3]}
+    values = {n: helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n, shape in shapes.items()}
+    nodes = [
+        helper.make_node("Mul", ["h", "half"], ["kept"]),
+        helper.make_node("Add", ["kept", "obs"], ["h_out"]),
+        helper.make_node("Reshape", ["h_out", "flat"], ["actions"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "policy",
+        [values["obs"], values["h"]],
+        [values["actions"], values["h_out"]],
+        [
+            helper.make_tensor("half", TensorProto.FLOAT, [], [0.5]),
+            helper.make_tensor("flat", TensorProto.INT64, [2], [1, 3]),
+        ],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    proto.metadata_props.add(key=METADATA_KEY, value=contract.to_json())
+    onnx.save(proto, folder / name)
+    return folder / name

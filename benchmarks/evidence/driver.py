@@ -23,7 +23,7 @@ import numpy as np
 import onnxruntime
 import torch
 from machine import commit, processor
-from ocean_export import cli as export
+from ocean_export import export_checkpoint
 from ocean_runtime.errors import OceanError
 from ocean_runtime.files import write_atomically
 from ocean_train.checkpoint import POINTER, Checkpoint, CheckpointError, HeldError, held
@@ -198,8 +198,8 @@ def trained_by(checkpoint: Checkpoint) -> dict[str, Any]:
 def exported(source: Path, file: Path) -> Path:
     """`file`, which `ocean-export` makes of a checkpoint; made anew where that is younger."""
     stale = not file.exists() or file.stat().st_mtime < (source / POINTER).stat().st_mtime
-    if stale and export.main([str(source), "-o", str(file)]):
-        raise RuntimeError(f"{source} can't be exported; see above")
+    if stale:
+        export_checkpoint(source, file, log=print)
     return file
 
 

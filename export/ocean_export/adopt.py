@@ -9,46 +9,44 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import platform
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from ocean_runtime import OceanError, OceanModel, __version__
-from ocean_runtime.contract import (
-    BATCH,
-    DTYPES,
-    METADATA_KEY,
-    Contract,
-    Element,
-    State,
-    Tensor,
-    show_shape,
-    sized,
-)
+from ocean_runtime import __version__
+from ocean_runtime.contract import BATCH, DTYPES, Contract, Element, State, Tensor, show_shape, sized
+from ocean_runtime.errors import ContractError
+from ocean_runtime.files import require_folder, write_atomically
 from ocean_runtime.model import session_of
+from ocean_runtime.scan import scan
 
+from ocean_export.adopt_external import read_foreign
+from ocean_export.adopt_graph import AdoptError, Value, parse, tensors, unused, values
+from ocean_export.adopt_pairs import refuse_left_over, suggest
+from ocean_export.adopt_verify import STEPS, example, verify
 from ocean_export.contract import attach
 
+__all__ = [
+    "STEPS",
+    "AdoptError",
+    "AdoptReport",
+    "Said",
+    "Value",
+    "adopt",
+    "adopt_file",
+    "suggest",
+    "verify",
+    "warnings_of",
+]
+
 Array = NDArray[Any]
-
-STEPS = 50
-"""Steps over which the adopted file is compared with a loop over the foreign one."""
-
-_AFFIXES = re.compile(r"^(new|next|prev|past|present|last|init|initial|in|input|out|output)_|"
-                      r"_?(new|next|prev|past|present|last|init|initial|in|input|out|output)$|"
-                      r"(?<=.)_?(n|N|0|1)$")  # fmt: skip
-_DTYPE: dict[int, str] = {
-    int(onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))): name for name, dtype in DTYPES.items()
-}
-
-
-class AdoptError(OceanError):
-    """The file, or what was said of it, leaves something open or contradicts itself."""
+Shape = tuple[int | str, ...]
 
 
 @dataclass(frozen=True)
@@ -56,151 +54,188 @@ class Said:
     """What the user says of a foreign graph."""
 
     states: Mapping[str, str] = field(default_factory=dict)
-    """Output by input; where empty, pairs are suggested."""
-    initial: Mapping[str, float] = field(default_factory=dict)
-    """By state input, the value of all its elements before the first step; 0 where missing."""
+    """Output by input; others are added where names, types and shapes leave one reading."""
+    inputs: Collection[str] = ()
+    """Inputs that are given at each step, though an output has their type and shape."""
+    initial: Mapping[str, float | Array] = field(default_factory=dict)
+    """By state input, the value of all its elements before the first step, or an array of one stream; 0 where missing.
+    """
     constants: Mapping[str, float] = field(default_factory=dict)
     """By input, the value it always has."""
     pins: Mapping[str, int] = field(default_factory=dict)
     """Size by free dimension: by its name in the graph, or as TENSOR.AXIS where it has none."""
+    batch: Collection[str] = ()
+    """Free dimensions that are the axis of independent streams, by name or as TENSOR.AXIS."""
     elements: Mapping[str, tuple[Element, ...]] = field(default_factory=dict)
     """Names along the last axis, by input or output."""
     rate_hz: float | None = None
 
 
-@dataclass(frozen=True)
-class Value:
-    """An input or output of the foreign graph; `?` axes are those whose size only running it tells."""
-
-    name: str
-    dtype: str
-    shape: tuple[int | str, ...]
-
-
 def adopt(content: bytes, name: str, said: Said) -> bytes:
     """The foreign file `content`, called `name`, with a contract. Raises AdoptError."""
-    proto = _parse(content, name)
-    inputs, outputs = _values(proto.graph)
+    proto = parse(content, name)
+    try:
+        scan(content)  # before onnxruntime runs it
+    except ContractError as error:
+        raise AdoptError(f"{name} {error}") from None
+    inputs, outputs = values(proto.graph)
     _check_names(said, inputs, outputs)
-    states = dict(said.states) or suggest(
-        [v for v in inputs.values() if v.name not in said.constants], list(outputs.values())
-    )
     shapes = _pinned(inputs, said)
+    sized_inputs = {i.name: Value(i.name, i.dtype, shapes[i.name]) for i in inputs.values()}
+    free = [i for i in sized_inputs.values() if i.name not in {*said.constants, *said.inputs}]
+    states = suggest(free, list(outputs.values()), said.states)
+    if set(inputs) <= set(states):
+        raise AdoptError(
+            f"every input would be a state ({', '.join(f'{i}:{o}' for i, o in states.items())}), so nothing is left to "
+            "give at a step; say --input IN for each that is given"
+        )
+    for which in said.initial:
+        if which not in states:
+            raise AdoptError(
+                f"--initial names {which!r}, which is no state; the states are {', '.join(states)}"
+            )
     contract = _contract(proto, content, name, said, states, inputs, outputs, shapes)
+    refuse_left_over(
+        [i for i in sized_inputs.values() if i.name not in {*states, *said.constants}],
+        [Value(o.name, o.dtype, o.shape) for o in contract.outputs],
+        said.inputs,
+    )
     return attach(proto, contract)
 
 
-def suggest(inputs: Sequence[Value], outputs: Sequence[Value]) -> dict[str, str]:
-    """State pairs, where names, shapes and types leave one reading. Raises AdoptError where not."""
-    fitting = [(i, o) for i, o in itertools.product(inputs, outputs) if _may_replace(i, o)]
-    pairs = [(i.name, o.name) for i, o in fitting if _stem(i.name) == _stem(o.name) != ""]
-    once = len({i for i, _ in pairs}) == len({o for _, o in pairs}) == len(pairs)
-    if pairs and once:
-        return dict(pairs)
-    candidates = ", ".join(f"{i}:{o}" for i, o in (pairs or [(i.name, o.name) for i, o in fitting]))
-    raise AdoptError(
-        f"which outputs replace which inputs is not clear from names and shapes; say --state IN:OUT for each "
-        f"({f'candidates: {candidates}' if candidates else 'no output has the type and shape of an input'})"
-    )
+@dataclass(frozen=True)
+class AdoptReport:
+    """What an adoption wrote."""
+
+    path: Path
+    size_bytes: int
+    contract: Contract
+    weights: tuple[Path, ...]
+    """The files of weights beside the source that were taken in."""
+    warnings: tuple[str, ...]
+    """What is odd about the model though it runs, a sentence each."""
+
+    def to_json(self) -> str:
+        """The report as a JSON object, on one line, with the whole contract."""
+        values = {
+            "path": str(self.path),
+            "size_bytes": self.size_bytes,
+            "contract": json.loads(self.contract.to_json()),
+            "weights": [str(path) for path in self.weights],
+            "warnings": self.warnings,
+        }
+        return json.dumps(values, ensure_ascii=False)
 
 
-def verify(adopted: OceanModel, foreign: bytes, steps: int = STEPS) -> None:
-    """Raises AdoptError unless two interleaved streams give, bit for bit, what a loop over the foreign file gives."""
-    contract, session = adopted.contract, session_of(foreign, 1, None)
-    names = [t.name for t in contract.outputs]
-    wanted_names = names + [s.output for s in contract.states]
-    streams = [adopted.stream(), adopted.stream()]
-    states = [adopted.initial_state(1), adopted.initial_state(1)]
-    random = np.random.default_rng(0)
-    for t in range(steps):
-        for which, stream in enumerate(streams):
-            feed = {x.name: _example(x, random) for x in contract.inputs}
-            given = {x.name: feed[x.name] for x in contract.inputs if x.constant is None}
-            results = session.run(wanted_names, {**feed, **states[which]})
-            states[which] = {
-                s.input: after for s, after in zip(contract.states, results[len(names) :], strict=True)
-            }
-            single = {
-                x.name: _single(given[x.name], x.batch_axis) for x in contract.inputs if x.name in given
-            }
-            found = stream.step_all(single)
-            for tensor, wanted in zip(contract.outputs, results, strict=False):
-                if not np.array_equal(found[tensor.name], _single(wanted, tensor.batch_axis), equal_nan=True):
-                    raise AdoptError(
-                        f"step {t + 1} of the adopted file gives another {tensor.name!r} than the foreign one"
-                    )
+def adopt_file(source: str | Path, path: str | Path = "model.onnx", said: Said | None = None) -> AdoptReport:
+    """Write somebody else's single-step recurrent ONNX file `source` at `path`, with a contract.
+
+    said: which outputs replace which inputs, fixed inputs, sizes and names; what is clear from the graph may be left
+        out.
+
+    Weights in files beside the source are taken in. The file is written only if two streams give what a loop over the
+    source gives, bit for bit. Raises AdoptError where they don't, where the source can't be read or is at `path`
+    itself, where the runtime can't run the graph, or where more has to be said; OSError where the file can't be
+    written.
+    """
+    source, path = Path(source), Path(path)
+    require_folder(path)  # reported before the work, not after it
+    foreign, beside = read_foreign(source)
+    return write_adopted(source, foreign, beside, path, said or Said())
 
 
-def _parse(content: bytes, name: str) -> onnx.ModelProto:
+def write_adopted(
+    source: Path, foreign: bytes, beside: Sequence[Path], path: Path, said: Said
+) -> AdoptReport:
+    """`adopt_file` for a source that `read_foreign` has read: its content, and the files of weights beside it."""
+    from ocean_export.pipeline import loaded_from
+
+    for kept in (source, *beside):
+        if path.exists() and path.samefile(kept):
+            what = "the foreign file itself" if kept == source else f"the weights of {source.name}"
+            raise AdoptError(f"{path} is {what}, which is kept; name another file with -o")
+    content = adopt(foreign, source.name, said)
     try:
-        proto = onnx.load_model_from_string(content)
-    except Exception as error:  # protobuf's exceptions differ by its implementation
-        raise AdoptError(f"{name} is no ONNX file, or is damaged ({str(error).splitlines()[0]})") from None
-    if not proto.graph.input or not proto.graph.output:
-        raise AdoptError(f"{name} holds no graph with inputs and outputs")
-    if any(entry.key == METADATA_KEY for entry in proto.metadata_props):
-        raise AdoptError(f"{name} has a contract already; adopt the file it was made of")
-    return proto
+        model = loaded_from(content)
+    except ContractError as error:
+        raise AdoptError(f"{source.name} {error}") from None
+    verify(model, source if beside else foreign)
+    write_atomically(path, content)
+    return AdoptReport(path, len(content), model.contract, tuple(beside), tuple(warnings_of(content)))
 
 
-def _values(graph: onnx.GraphProto) -> tuple[dict[str, Value], dict[str, Value]]:
-    stored = {weight.name for weight in graph.initializer}
-    inputs = {v.name: _value(v) for v in graph.input if v.name not in stored}
-    return inputs, {v.name: _value(v) for v in graph.output}
-
-
-def _value(info: onnx.ValueInfoProto) -> Value:
-    tensor = info.type.tensor_type
-    if tensor.elem_type not in _DTYPE:
-        kind = onnx.TensorProto.DataType.Name(tensor.elem_type)
-        raise AdoptError(f"{info.name!r} has the type {kind}; choose a model with {', '.join(DTYPES)}")
-    axes = [
-        dim.dim_value if dim.HasField("dim_value") else dim.dim_param or f"{info.name}.{axis}"
-        for axis, dim in enumerate(tensor.shape.dim)
+def warnings_of(content: bytes) -> list[str]:
+    """What is odd about an adopted file though it runs, a sentence each."""
+    proto = onnx.load_model_from_string(content)
+    return [
+        f"no output depends on the input {name!r}: the graph was exported without what it is for, such as a reset or "
+        "a state that stands for another one; compare its steps with the model that it was made of"
+        for name in unused(proto.graph)
     ]
-    return Value(info.name, _DTYPE[tensor.elem_type], tuple(axes))
 
 
 def _check_names(said: Said, inputs: Mapping[str, Value], outputs: Mapping[str, Value]) -> None:
-    asked = (
+    free = {d for v in inputs.values() for d in v.shape or () if isinstance(d, str)}
+    places = {f"{v.name}.{axis}" for v in inputs.values() for axis in range(len(v.shape or ()))}
+    asked: tuple[tuple[str, Collection[str], Collection[str], str], ...] = (
         ("state", said.states, inputs, "input"),
         ("state", said.states.values(), outputs, "output"),
         ("initial", said.initial, inputs, "input"),
         ("const", said.constants, inputs, "input"),
+        ("input", said.inputs, inputs, "input"),
         ("elements", said.elements, {**inputs, **outputs}, "input or output"),
-        ("pin", said.pins, {str(d) for v in inputs.values() for d in v.shape}, "free dimension"),
+        ("pin", said.pins, free, "free dimension"),
+        ("batch", said.batch, free | places, "free dimension"),
     )
     for option, names, known, kind in asked:
         for name in names:
             if name not in known:
-                choices = ", ".join(sorted(k for k in known if not k.isdigit())) or "none"
+                choices = ", ".join(sorted(known)) or "none"
                 raise AdoptError(f"--{option} names {name!r}, which is no {kind}; there is: {choices}")
     if len(set(said.states.values())) < len(said.states):
         raise AdoptError("--state gives one output to two inputs; each state has an output of its own")
-    for name in said.constants.keys() & said.states.keys():
-        raise AdoptError(f"{name!r} can't be both a state and a constant")
+    kinds = {"a state": said.states, "a constant": said.constants, "given at each step": said.inputs}
+    for (one, these), (other, those) in itertools.combinations(kinds.items(), 2):
+        for name in sorted(set(these) & set(those)):
+            raise AdoptError(f"{name!r} can't be both {one} and {other}")
 
 
-def _pinned(inputs: Mapping[str, Value], said: Said) -> dict[str, tuple[int | str, ...]]:
-    """The inputs' shapes with pins put in; a free name that all the others share is the batch axis."""
+def _pinned(inputs: Mapping[str, Value], said: Said) -> dict[str, Shape]:
+    """The inputs' shapes with pins put in and the batch axis named; a free name that all share is the batch."""
     shapes = {
-        v.name: tuple(said.pins.get(axis, axis) if isinstance(axis, str) else axis for axis in v.shape)
+        v.name: [said.pins.get(axis, axis) if isinstance(axis, str) else axis for axis in v.shape or ()]
         for v in inputs.values()
     }
-    free = {axis for shape in shapes.values() for axis in shape if isinstance(axis, str)}
-    if not free:
-        return shapes
-    (name, *more) = sorted(free)
-    varying = [shape for which, shape in shapes.items() if which not in said.constants]
-    if more or any(shape.count(name) != 1 for shape in varying):
-        where = "; ".join(f"{v.name} {show_shape(v.shape)}" for v in inputs.values())
+    batch = {(v.name, k) for v in inputs.values() for k in range(len(v.shape or ())) if _is_batch(v, k, said)}
+    for name, k in sorted(batch):
+        if isinstance(shapes[name][k], int):
+            raise AdoptError(
+                f"--batch says that dimension {k} of {name!r} is the batch, and its size is fixed to "
+                f"{shapes[name][k]}; export the model with a free dimension there, or leave --batch out"
+            )
+    free = {
+        (name, k) for name, shape in shapes.items() for k, axis in enumerate(shape) if isinstance(axis, str)
+    }
+    names = {str(shapes[name][k]) for name, k in free - batch}
+    if not batch and len(names) == 1:
+        batch, names = free, set()
+    each = [sum(name == which for name, _ in batch) for which in shapes if which not in said.constants]
+    if names or (batch and any(count != 1 for count in each)):
+        where = "; ".join(f"{v.name} {show_shape(v.shape or ())}" for v in inputs.values())
+        named = ", ".join(sorted(names or {str(shapes[name][k]) for name, k in batch}))
         raise AdoptError(
-            f"say the size of each free dimension with --pin NAME=SIZE, here {', '.join(sorted(free))} "
-            f"(inputs: {where}); only one that every input has may stay free, as the batch"
+            f"say the size of each free dimension with --pin NAME=SIZE, here {named} "
+            f"(inputs: {where}); only one that every input has may stay free, as the batch: where it has several "
+            "names, say each with --batch NAME"
         )
     return {
-        which: tuple(BATCH if axis == name else axis for axis in shape) for which, shape in shapes.items()
+        which: tuple(BATCH if (which, k) in batch else axis for k, axis in enumerate(shape))
+        for which, shape in shapes.items()
     }
+
+
+def _is_batch(value: Value, axis: int, said: Said) -> bool:
+    return f"{value.name}.{axis}" in said.batch or (value.shape or ())[axis] in said.batch
 
 
 def _contract(
@@ -211,7 +246,7 @@ def _contract(
     states: Mapping[str, str],
     inputs: Mapping[str, Value],
     outputs: Mapping[str, Value],
-    shapes: Mapping[str, tuple[int | str, ...]],
+    shapes: Mapping[str, Shape],
 ) -> Contract:
     given = tuple(
         Tensor(
@@ -225,9 +260,7 @@ def _contract(
         if v.name not in states
     )
     pairs = tuple(
-        State(
-            i, o, inputs[i].dtype, shapes[i], _number("initial", inputs[i], said.initial.get(i, 0.0)) or 0.0
-        )
+        State(i, o, inputs[i].dtype, shapes[i], _initial(inputs[i], shapes[i], said.initial.get(i, 0.0)))
         for i, o in states.items()
     )
     for state in pairs:
@@ -254,7 +287,7 @@ def _contract(
         states=pairs,
         state_id=f"sha256:{hashlib.sha256(content).hexdigest()}",
         rate_hz=said.rate_hz,
-        sizes={"parameters": sum(int(np.prod(w.dims)) for w in _weights(proto.graph))},
+        sizes={"parameters": sum(int(np.prod(w.dims)) for w in tensors(proto.graph))},
         precision="as adopted",
         opset=max((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), default=0),
         ir_version=proto.ir_version,
@@ -268,14 +301,14 @@ def _contract(
 
 def _run_for_shapes(
     content: bytes, given: Sequence[Tensor], states: Sequence[State], outputs: Sequence[str]
-) -> dict[str, tuple[int | str, ...]]:
+) -> dict[str, Shape]:
     """The outputs' shapes, found by running a step of 1 and, where there is a batch, of 2 and 3 streams."""
     session, random = session_of(content, 1, None), np.random.default_rng(0)
     batched = any(BATCH in shape for shape in [x.shape for x in given] + [s.shape for s in states])
     found: list[list[tuple[int, ...]]] = []
     for batch in (1, 2, 3) if batched else (1,):
-        feed = {x.name: _example(x, random, batch) for x in given}
-        feed |= {s.input: np.full(sized(s.shape, batch), s.initial, DTYPES[s.dtype]) for s in states}
+        feed = {x.name: example(x, random, batch) for x in given}
+        feed |= {s.input: s.first(batch) for s in states}
         try:
             found.append([result.shape for result in session.run(list(outputs), feed)])
         except Exception as error:  # onnxruntime's exceptions share no base class
@@ -284,10 +317,30 @@ def _run_for_shapes(
             ) from None
     if not batched:
         return dict(zip(outputs, found[0], strict=True))
-    shapes: dict[str, tuple[int | str, ...]] = {}
+    shapes: dict[str, Shape] = {}
     for name, *seen in zip(outputs, *found, strict=True):
+        if len({len(shape) for shape in seen}) > 1 or any(
+            axes != (1, 2, 3) and len(set(axes)) > 1 for axes in zip(*seen, strict=True)
+        ):
+            raise AdoptError(
+                f"{name!r} has the shapes {', '.join(map(show_shape, seen))} for 1, 2 and 3 streams, so its rows are "
+                "not theirs; make it one stream with --pin NAME=1 for the batch's dimension"
+            )
         shapes[name] = tuple(BATCH if axes == (1, 2, 3) else axes[0] for axes in zip(*seen, strict=True))
     return shapes
+
+
+def _initial(value: Value, shape: Shape, given: float | Array) -> float | tuple[float, ...]:
+    """A state before the first step, as the contract says it. Raises AdoptError where it doesn't fit."""
+    if not isinstance(given, np.ndarray):
+        return _number("initial", value, given) or 0.0
+    one = sized(shape, 1)
+    if [n for n in given.shape if n != 1] != [n for n in one if n != 1]:
+        raise AdoptError(
+            f"--initial gives {value.name!r} an array of shape {show_shape(given.shape)}, and its state has "
+            f"{show_shape(one)} for one stream"
+        )
+    return tuple(_number("initial", value, number) or 0 for number in given.reshape(-1).tolist())
 
 
 def _number(option: str, value: Value, given: float | None) -> float | int | None:
@@ -308,47 +361,3 @@ def _number(option: str, value: Value, given: float | None) -> float | int | Non
     if not held:
         raise AdoptError(f"--{option} gives {value.name!r} {given:g}, and it is {value.dtype}: give {why}")
     return given if dtype.kind == "f" else int(given)
-
-
-def _example(tensor: Tensor, random: np.random.Generator, batch: int = 1) -> Array:
-    """A plausible input: its constant, small noise, or zeros where it counts something."""
-    shape, dtype = sized(tensor.shape, batch), np.dtype(DTYPES[tensor.dtype])
-    if tensor.constant is not None:
-        return np.full(shape, tensor.constant, dtype)
-    if dtype.kind == "f":
-        return (0.1 * random.standard_normal(shape)).astype(dtype)
-    return np.zeros(shape, dtype)
-
-
-def _single(array: Array, axis: int | None) -> Array:
-    return array if axis is None else np.squeeze(array, axis)
-
-
-def _may_replace(i: Value, o: Value) -> bool:
-    """Same type, same rank, and no two fixed sizes that differ."""
-    return (
-        i.dtype == o.dtype
-        and len(i.shape) == len(o.shape)
-        and len(i.shape) > 0
-        and all(
-            a == b or isinstance(a, str) or isinstance(b, str) for a, b in zip(i.shape, o.shape, strict=True)
-        )
-    )
-
-
-def _stem(name: str) -> str:
-    """What a name has in common with that of its successor: state, stateN; h, hn; h_0, h_n; past_k, present_k."""
-    before = ""
-    while before != name:
-        before, name = name, _AFFIXES.sub("", name)
-    return name.lower()
-
-
-def _weights(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    yield from graph.initializer
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.HasField("t"):
-                yield attribute.t
-            if attribute.HasField("g"):
-                yield from _weights(attribute.g)

@@ -3,50 +3,49 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from ocean_runtime import OceanModel
 from ocean_runtime.contract import Element
 from ocean_runtime.describe import describe
-from ocean_runtime.files import require_folder, write_atomically
+from ocean_runtime.files import require_folder
 
 
-def run(argv: list[str]) -> int:
+def run(argv: list[str]) -> None:
     """The command. Raises OceanError and OSError, which ocean-export reports."""
     args = _parser().parse_args(argv)
-    from ocean_export.adopt import AdoptError, Said, adopt, verify
+    from ocean_export.adopt import Said, write_adopted
+    from ocean_export.adopt_external import read_foreign
+    from ocean_export.adopt_graph import parse, values
+    from ocean_export.adopt_initial import read_initial
+    from ocean_export.adopt_pairs import read_pairs
 
     source, target = Path(args.source), Path(args.output)
+    require_folder(target)  # reported before the work, not after it
+    foreign, beside = read_foreign(source)
     said = Said(
-        states=dict(args.state),
-        initial=dict(args.initial),
+        states=read_pairs(args.state, *values(parse(foreign, source.name).graph)),
+        inputs=tuple(args.input),
+        initial=read_initial(args.initial),
         constants=dict(args.const),
         pins=dict(args.pin),
+        batch=tuple(args.batch),
         elements=dict(args.elements),
         rate_hz=args.rate,
     )
-    require_folder(target)  # said before the work
-    try:
-        foreign = source.read_bytes()
-    except OSError as error:
-        raise AdoptError(f"{source} can't be read: {error.strerror}") from None
-    content = adopt(foreign, source.name, said)
-    with tempfile.TemporaryDirectory(prefix="ocean-export-") as folder:
-        candidate = Path(folder) / "candidate.onnx"
-        candidate.write_bytes(content)
-        model = OceanModel.load(candidate)
-        verify(model, foreign)
-    try:
-        write_atomically(target, content)
-    except OSError as error:
-        raise AdoptError(f"{target} can't be written: {error.strerror}") from None
-    print(describe(model.contract))
+    report = write_adopted(source, foreign, beside, target, said)
+    if args.json:
+        print(report.to_json())
+        return
+    print(describe(report.contract))
+    for warning in report.warnings:
+        print(f"ocean-export: warning: {warning}", file=sys.stderr)
     print(
-        f"ocean-export: wrote {target}, {len(content):,} bytes; two streams gave the foreign file's outputs"
+        f"ocean-export: wrote {report.path}, {report.size_bytes:,} bytes"
+        + "".join(f", with the weights of {path.name}" for path in report.weights)
+        + "; two streams gave the foreign file's outputs"
     )
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -59,30 +58,43 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("source", metavar="FOREIGN.onnx", help="one step of a recurrent model")
     parser.add_argument("-o", "--output", metavar="FILE", default="model.onnx", help="default: model.onnx")
-    repeated = {
+    repeated: dict[str, tuple[str, Callable[[str], object], str]] = {
         "state": (
             "IN:OUT",
-            _pair(":", str),
-            "the output that replaces an input; suggested where it is clear",
+            str,
+            "the output that replaces an input, where names leave that open; a * in both stands for the same text",
         ),
-        "initial": ("IN=VALUE", _pair("=", float), "a state's value before the first step (default: 0)"),
-        "const": ("IN=VALUE", _pair("=", float), "an input that always has this value"),
-        "pin": ("NAME=SIZE", _pair("=", int), "a free dimension, by its name or as TENSOR.AXIS"),
-        "elements": ("TENSOR=A,B[UNIT],...", _pair("=", _elements), "names along the last axis"),
+        "input": ("IN", str, "an input that is given at each step, though it looks like a state"),
+        "initial": (
+            "IN=VALUE",
+            str,
+            "a state before the first step: a number for all of it, FILE.npy, or without IN= FILE.npz (default: 0)",
+        ),
+        "const": ("IN=VALUE", _pair(float), "an input that always has this value"),
+        "pin": ("NAME=SIZE", _pair(int), "a free dimension, by its name or as TENSOR.AXIS"),
+        "batch": (
+            "NAME",
+            str,
+            "a free dimension that is the axis of independent streams, by its name or as TENSOR.AXIS",
+        ),
+        "elements": ("TENSOR=A,B[UNIT],...", _pair(_elements), "names along the last axis"),
     }
     for name, (metavar, convert, text) in repeated.items():
         parser.add_argument(
             f"--{name}", metavar=metavar, type=convert, action="append", default=[], help=text
         )
     parser.add_argument("--rate", metavar="HZ", type=float, help="steps a second, where it has a rate")
+    parser.add_argument(
+        "--json", action="store_true", help="print the report as one JSON object, and nothing else"
+    )
     return parser
 
 
-def _pair(separator: str, kind: Callable[[str], object]) -> Callable[[str], tuple[str, object]]:
+def _pair(kind: Callable[[str], object]) -> Callable[[str], tuple[str, object]]:
     def convert(text: str) -> tuple[str, object]:
-        name, found, value = text.partition(separator)
+        name, found, value = text.rpartition("=") if kind in (float, int) else text.partition("=")
         if not (name and found and value):
-            raise argparse.ArgumentTypeError(f"write it as NAME{separator}VALUE, not {text!r}")
+            raise argparse.ArgumentTypeError(f"write it as NAME=VALUE, not {text!r}")
         try:
             return name, kind(value)
         except ValueError:

@@ -85,6 +85,14 @@ class Tensor:
         return self.shape.index(BATCH) if BATCH in self.shape else None
 
     @property
+    def vector_size(self) -> int | None:
+        """M, where a single stream's tensor is a vector of M numbers but for leading axes of 1, as in [1, M].
+
+        None where it has no axis or several."""
+        last = self.shape[-1] if self.shape else None
+        return last if isinstance(last, int) and all(axis in (1, BATCH) for axis in self.shape[:-1]) else None
+
+    @property
     def reference(self) -> NDArray[np.float64] | None:
         """The elements' references along the last axis, (M,); None where all are zero."""
         references = np.array([e.reference for e in self.elements], np.float64)
@@ -99,13 +107,20 @@ class State:
     output: str
     dtype: str
     shape: tuple[int | str, ...]
-    initial: float = 0.0
-    """The value of every element before the first step."""
+    initial: float | tuple[float, ...] = 0.0
+    """Before the first step: the value of every element, or that of each for one stream, in C order."""
 
     @property
     def batch_axis(self) -> int | None:
         """The axis of independent streams, or None."""
         return self.shape.index(BATCH) if BATCH in self.shape else None
+
+    def first(self, batch: int) -> NDArray[Any]:
+        """The state before the first step of `batch` streams, in the shape and dtype that the graph takes."""
+        if not isinstance(self.initial, tuple):
+            return np.full(sized(self.shape, batch), self.initial, DTYPES[self.dtype])
+        one: NDArray[Any] = np.array(self.initial, DTYPES[self.dtype]).reshape(sized(self.shape, 1))
+        return one.copy() if self.batch_axis is None else np.repeat(one, batch, self.batch_axis)
 
 
 @dataclass(frozen=True)
@@ -182,6 +197,11 @@ class Contract:
                 raise ContractError(f"the contract's {name} must be positive and finite")
         for state in self.states:
             _check_tensor(state.input, state.dtype, state.shape)
+            if isinstance(state.initial, tuple) and len(state.initial) != math.prod(sized(state.shape, 1)):
+                raise ContractError(
+                    f"the contract gives {state.input!r} {len(state.initial):,} initial numbers for the shape "
+                    f"{show_shape(state.shape)}"
+                )
             _check_value(state.input, state.dtype, state.initial)
         shapes = [t.shape for t in self.inputs + self.outputs] + [s.shape for s in self.states]
         if sum(math.prod(sized(shape, 1)) for shape in shapes) > MAX_ELEMENTS:
@@ -297,7 +317,7 @@ _EXPECTED: dict[str, tuple[type, ...]] = {
     "opset": (int,),
     "ir_version": (int,),
     "version": (int,),
-    "initial": (int, float),
+    "initial": (int, float, list),
     "constant": (int, float, type(None)),
     "rate_hz": (int, float, type(None)),
     "max_age_s": (int, float, type(None)),
@@ -328,7 +348,11 @@ def _read(cls: type[T], values: dict[str, Any], where: str) -> T:
             raise ContractError(
                 f"the contract's {where}{name} is {type(value).__name__}, not {expected[0].__name__}"
             )
-        if name == "shape":
+        if name == "initial" and isinstance(value, list):
+            if not all(isinstance(number, int | float) for number in value):
+                raise ContractError(f"the contract's {where}initial has items that are no numbers")
+            taken[name] = tuple(value)
+        elif name == "shape":
             taken[name] = tuple(_typed(value, list, f"{where}shape"))
         elif name == "elements":
             elements = _typed(value, list, f"{where}elements")
@@ -359,11 +383,11 @@ def _check_tensor(name: str, dtype: str, shape: tuple[int | str, ...]) -> None:
         raise ContractError(f"the contract gives {name!r} the shape {show_shape(shape)}, over 2^25 elements")
 
 
-def _check_value(name: str, dtype: str, value: float | int | bool | None) -> None:
-    """A number that fills a tensor must be one that its dtype holds."""
+def _check_value(name: str, dtype: str, value: float | int | bool | tuple[float, ...] | None) -> None:
+    """A number that fills a tensor, or each of those that do, must be one that its dtype holds."""
     try:
         with np.errstate(all="ignore"):
-            held = value is None or math.isfinite(np.full(1, value, DTYPES[dtype])[0])
+            held = value is None or bool(np.isfinite(np.array(value, DTYPES[dtype])).all())
     except (OverflowError, ValueError):
         held = False
     if not held:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ocean_runtime.contract import Contract, Element, show_shape
+from ocean_runtime.contract import Contract, Element, State, show_shape
 
 
 def describe(contract: Contract) -> str:
@@ -28,7 +28,7 @@ def describe(contract: Contract) -> str:
         lines += _elements(t.elements)
     lines += ["state"]
     for s in contract.states:
-        lines += [f"  {s.input} -> {s.output}  {s.dtype} {show_shape(s.shape)}, initially {s.initial:g}"]
+        lines += [f"  {s.input} -> {s.output}  {s.dtype} {show_shape(s.shape)}, initially {_initial(s)}"]
     longest = contract.max_time_constant
     if longest is not None and longest > 1:
         seconds = f" ({longest / contract.rate_hz:.3g} s)" if contract.rate_hz else ""
@@ -47,6 +47,12 @@ def describe(contract: Contract) -> str:
     lines += _section("measured at export against the trained model", contract.parity)
     lines += [f"file  opset {contract.opset}, IR version {contract.ir_version}"]
     return "\n".join(_printable(line) for line in lines)
+
+
+def _initial(state: State) -> str:
+    if not isinstance(state.initial, tuple):
+        return f"{state.initial:g}"
+    return f"{len(state.initial):,} numbers from {min(state.initial):g} to {max(state.initial):g}"
 
 
 def _printable(line: str) -> str:

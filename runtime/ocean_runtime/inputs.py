@@ -50,6 +50,11 @@ class Entry:
             if batch is None and axis is not None
             else self._shape
         )
+        ones = next(
+            (i for i, size in enumerate(self._single[:-1]) if size != 1), max(0, len(self._single) - 1)
+        )
+        self._shorter = {self._single[i:] for i in range(1, ones + 1)} if batch is None else set()
+        """Without leading axes of 1, as in (M,) for [1, M]: taken too, since nothing else can be meant."""
         tokenizer = contract.tokenizer if contract.kind == "tokens" else None
         self._vocabulary = 0 if tokenizer is None else tokenizer.size
         self._tokens: Array | None = None
@@ -101,7 +106,7 @@ class Entry:
             raise InputError(
                 f"input {self.name!r} has dtype {array.dtype}; the model takes {self._tensor.dtype}"
             )
-        if array.shape != self._single:
+        if array.shape != self._single and array.shape not in self._shorter:
             raise InputError(
                 f"input {self.name!r} has shape {show_shape(array.shape)}; "
                 f"a step takes {show_shape(self._single)}"

@@ -129,9 +129,7 @@ class OceanModel:
 
     def initial_state(self, batch: int) -> dict[str, NDArray[Any]]:
         """The state before the first step, by the graph's input names, for `batch` streams."""
-        return {
-            s.input: np.full(sized(s.shape, batch), s.initial, DTYPES[s.dtype]) for s in self.contract.states
-        }
+        return {s.input: s.first(batch) for s in self.contract.states}
 
     def compute(self, feed: dict[str, NDArray[Any]]) -> list[NDArray[Any]]:
         """Run the graph once: all inputs by name -> the contract's outputs, then next states, all fresh."""
@@ -143,14 +141,16 @@ class OceanModel:
 
         Fixed inputs are known to it, and need not be given.
         """
-        tensors = [*self.contract.inputs, *self.contract.outputs]
         arrays: dict[str, NDArray[Any]] = {
-            t.name: np.full(sized(t.shape, rows), t.constant or 0, DTYPES[t.dtype]) for t in tensors
-        }
-        for s in self.contract.states:
-            arrays[s.input] = np.full(sized(s.shape, rows), s.initial, DTYPES[s.dtype])
-            arrays[s.output] = arrays[s.input].copy()
-        outputs = {name: arrays.pop(name) for name in self._outputs}
+            t.name: np.full(sized(t.shape, rows), t.constant or 0, DTYPES[t.dtype])
+            for t in self.contract.inputs
+        } | self.initial_state(rows)
+        outputs: dict[str, NDArray[Any]] = (
+            {  # apart: an input that a graph passes on is an output of its name
+                t.name: np.zeros(sized(t.shape, rows), DTYPES[t.dtype]) for t in self.contract.outputs
+            }
+            | {s.output: s.first(rows) for s in self.contract.states}
+        )
         if self._session.get_providers() == [CPU]:
             return bind(self._session, arrays, outputs)
         # What a device does with bound arrays is not known.
@@ -264,20 +264,23 @@ def bind(session: Any, inputs: Mapping[str, NDArray[Any]], outputs: Mapping[str,
     """A session's run with its inputs and outputs kept in these arrays: for one thread at a time.
 
     Calling a graph takes onnxruntime as long as a dozen small nodes do; with arrays bound beforehand, half of
-    that (docs/log.md). An input that a call is not given is what it was before.
+    that (docs/log.md). An input that a call is not given is what it was before. An output with the name of an input
+    is that input, passed on: onnxruntime leaves an array that is bound to it alone.
     """
     value = _import_onnxruntime().OrtValue.ortvalue_from_numpy  # shares an array's memory
     binding = session.io_binding()
     for name, array in inputs.items():
         binding.bind_ortvalue_input(name, value(array))
     for name, array in outputs.items():
-        binding.bind_ortvalue_output(name, value(array))
+        if name not in inputs:
+            binding.bind_ortvalue_output(name, value(array))
+    given = {name: inputs.get(name, array) for name, array in outputs.items()}
 
     def compute(feed: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
         for name, array in feed.items():
             inputs[name][...] = array  # np.copyto takes five times as long
         session.run_with_iobinding(binding)
-        return [array.copy() for array in outputs.values()]
+        return [array.copy() for array in given.values()]
 
     return compute
 

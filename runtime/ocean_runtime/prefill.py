@@ -83,7 +83,7 @@ class Prefill:
             t.name: np.full((2, *sized(t.shape, 1)), t.constant or 0, DTYPES[t.dtype])
             for t in contract.inputs
         }
-        feed |= {s.input: np.full(sized(s.shape, 1), s.initial, DTYPES[s.dtype]) for s in contract.states}
+        feed |= {s.input: s.first(1) for s in contract.states}
         wanted = [(2, *sized(t.shape, 1)) for t in contract.outputs]
         wanted += [sized(s.shape, 1) for s in contract.states]
         try:
@@ -110,9 +110,7 @@ class Prefill:
                 inputs[t.name] = random.integers(contract.tokenizer.size, size=shape).astype(dtype)
             else:
                 inputs[t.name] = random.standard_normal(shape).astype(dtype)
-        state: dict[str, Array] = {
-            s.input: np.full(sized(s.shape, 1), s.initial, DTYPES[s.dtype]) for s in contract.states
-        }
+        state: dict[str, Array] = {s.input: s.first(1) for s in contract.states}
         found, count = self.compute({**inputs, **state}), len(contract.outputs)
         wanted: list[list[Array]] = []
         for i in range(LEAST):

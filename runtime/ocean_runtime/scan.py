@@ -11,12 +11,23 @@ only when it runs. For that there is `OceanModel.load(path, untrusted=True)`. Se
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from ocean_runtime.contract import MAX_JSON_BYTES, METADATA_KEY
 from ocean_runtime.errors import ContractError
-from ocean_runtime.operators import AT_LEAST_ONE, DOMAINS, GROWS, ONE_OF, OPTIONAL, SUBGRAPHS
+from ocean_runtime.operators import (
+    AT_LEAST_ONE,
+    DOMAINS,
+    GROWS,
+    MULTIPLIES,
+    ONE_OF,
+    OPTIONAL,
+    SIZED_BY,
+    SUBGRAPHS,
+)
 from ocean_runtime.protobuf import BYTES, FIXED32, FIXED64, VARINT, Field, Reader, Span, WireError, signed
 
 MAX_FIELDS = 250_000
@@ -30,10 +41,13 @@ MAX_INTS = 1_000
 MAX_ATTRIBUTE = 1 << 31
 MAX_SIZE = 1 << 24
 """Elements of a tensor that a node makes from constants alone."""
+MAX_TIMES = 1 << 16
+"""How many times as large as its input an operator may make its output, or how many numbers one of it is made of, by
+its attributes or a constant."""
 MAX_DECLARED = 1 << 28
 """Elements of a tensor that the graph declares."""
 
-_BITS = {
+BITS = {
     1: 32,
     2: 8,
     3: 8,
@@ -51,7 +65,10 @@ _BITS = {
     22: 4,
 }
 """Bits of an element by TensorProto.DataType: numbers and bools; no strings, complex numbers or 8-bit floats."""
-_INT64 = 7
+_INTS, _FLOATS = {6: "<i4", 7: "<i8"}, {1: "<f4", 11: "<f8"}
+"""Element types whose values are looked at, with their dtypes in a file."""
+MAX_VALUES = 64
+"""Elements of a tensor whose values are looked at."""
 _ODD_ATTRIBUTES = {
     10: "lists of tensors",
     11: "lists of graphs",
@@ -80,8 +97,10 @@ def scan(data: bytes, key: str = METADATA_KEY) -> str | None:
 
 class _Tensor(NamedTuple):
     dims: tuple[int, ...]
-    ints: tuple[int, ...] | None
-    """The values, of a small int64 tensor."""
+    ints: tuple[int, ...] | None = None
+    """The values, of a small tensor of int64 or int32."""
+    floats: tuple[float, ...] | None = None
+    """The same of float32 or float64."""
 
 
 class _Scanner:
@@ -112,10 +131,12 @@ class _Scanner:
             raise ContractError(f"nests graphs deeper than {MAX_DEPTH}")
         found = self.message(field, never={15: "sparse tensors"})
         constants = dict(outer)
+        for value in found.get(11, ()):
+            constants.pop(self.value(value), None)  # hidden by what this graph is given under its name
         for weight in found.get(5, ()):
             name, tensor = self.tensor(weight)
             constants[name] = tensor
-        for value in (*found.get(11, ()), *found.get(12, ()), *found.get(13, ())):
+        for value in (*found.get(12, ()), *found.get(13, ())):
             self.value(value)
         for node in found.get(1, ()):
             self.node(node, depth, constants)
@@ -141,26 +162,28 @@ class _Scanner:
                 "uses 'Dropout' with a training mode, which draws at random; export the model for inference"
             )
         outputs = [self.text(f, MAX_NAME_BYTES) for f in found.get(2, ())]
+        for name in outputs:
+            constants.pop(name, None)  # of a graph around this one, whose name stands for another tensor here
         numbers: dict[str, list[int]] = {}
         for attribute in found.get(5, ()):
             name, ints, tensor = self.attribute(attribute, operator, depth, constants)
             if name in numbers:
                 raise ContractError(f"gives an operator {operator!r} the attribute {name!r} twice")
             numbers[name] = ints
-            if operator == "Constant" and len(outputs) == 1:
-                if tensor is not None:
-                    constants[outputs[0]] = tensor
-                elif ints:
-                    constants[outputs[0]] = _Tensor((len(ints),), tuple(ints))
+            if operator == "Constant" and len(outputs) == 1 and tensor is not None:
+                constants[outputs[0]] = tensor
         if operator != "Constant":
             _check_numbers(operator, numbers)
+        known = [constants.get(name) if name else None for name in inputs]
         if operator in GROWS:
-            for name in inputs[operator != "ConstantOfShape" :]:
-                sizes = constants[name].ints if name in constants else None
+            for tensor in known[operator != "ConstantOfShape" :]:
+                sizes = tensor.ints if tensor is not None else None
                 if sizes is not None and math.prod(max(1, abs(size)) for size in sizes) > MAX_SIZE:
                     raise ContractError(f"makes a tensor of more than {MAX_SIZE:,} elements by {operator!r}")
+        if operator in SIZED_BY:
+            _check_sizes(operator, inputs, known)
         if operator == "MatMulNBits":
-            _check_blocks(numbers, [constants.get(name) for name in inputs])
+            _check_blocks(numbers, known)
 
     def attribute(
         self, field: Field, operator: str, depth: int, constants: Mapping[str, _Tensor]
@@ -172,6 +195,10 @@ class _Scanner:
         tensor = None
         for constant in found.get(5, ()):
             _, tensor = self.tensor(constant)
+        if operator == "Constant" and tensor is None:
+            floats = self.floats([*found.get(2, ()), *found.get(7, ())])
+            if ints or floats:
+                tensor = _Tensor((len(ints) + len(floats),), tuple(ints) or None, tuple(floats) or None)
         for graph in found.get(6, ()):
             if operator not in SUBGRAPHS:
                 raise ContractError(f"gives an operator {operator!r} a graph, which it has no use for")
@@ -186,7 +213,7 @@ class _Scanner:
         name, kind = self.name(found, 8), _number(found, 2)
         if _number(found, 14) != 0:
             raise ContractError(f"keeps the tensor {name!r} in another file; export it into one")
-        if kind not in _BITS:
+        if kind not in BITS:
             raise ContractError(
                 f"has a tensor {name!r} of the element type {kind}, which no step graph needs"
             )
@@ -198,24 +225,26 @@ class _Scanner:
             raise ContractError(f"has a tensor {name!r} of the shape {dims}, which holds nothing")
         if 9 in found:
             data = _bytes(found[9][0])
-            if data.length * 8 < count * _BITS[kind] or data.length > -(-count * _BITS[kind] // 8):
+            if data.length * 8 < count * BITS[kind] or data.length > -(-count * BITS[kind] // 8):
                 raise ContractError(f"gives the tensor {name!r} {data.length:,} bytes for the shape {dims}")
-            ints = None
-            if kind == _INT64 and data.length <= 8 * 64:
-                raw = self.reader.data[data.start : data.end]
-                ints = tuple(
-                    int.from_bytes(raw[i : i + 8], "little", signed=True) for i in range(0, len(raw), 8)
-                )
-            return name, _Tensor(tuple(dims), ints)
+            raw = self.reader.data[data.start : data.end] if count <= MAX_VALUES else b""
+            return name, _read(kind, dims, raw)
         held = sum(self.elements(f) for number in (4, 5, 7, 10, 11) for f in found.get(number, ()))
         # Two 4-bit numbers share an element of int32_data.
-        if held != (count if _BITS[kind] > 4 else -(-count // 2)):
+        if held != (count if BITS[kind] > 4 else -(-count // 2)):
             raise ContractError(f"gives the tensor {name!r} {held:,} elements for the shape {dims}")
-        small = kind == _INT64 and count <= 64
-        return name, _Tensor(tuple(dims), tuple(self.numbers(found.get(7, ()))) if small else None)
+        if count > MAX_VALUES:
+            return name, _Tensor(tuple(dims))
+        if kind in _INTS:
+            ints = tuple(self.numbers(found.get(7 if kind == 7 else 5, ())))
+            return name, _Tensor(tuple(dims), ints)
+        if kind in _FLOATS:
+            floats = self.floats(found.get(4 if kind == 1 else 10, ()))
+            return name, _Tensor(tuple(dims), floats=tuple(floats))
+        return name, _Tensor(tuple(dims))
 
-    def value(self, field: Field) -> None:
-        """An input, output or intermediate: a tensor of at most MAX_RANK axes."""
+    def value(self, field: Field) -> str:
+        """The name of an input, output or intermediate: a tensor of at most MAX_RANK axes."""
         found = self.message(field, once=(1, 2))
         name = self.name(found, 1)
         for kind in found.get(2, ()):
@@ -224,7 +253,7 @@ class _Scanner:
                 raise ContractError(f"declares {name!r} as something else than a tensor")
             for tensor in types.get(1, ()):
                 fields = self.message(tensor, once=(1, 2))
-                if _number(fields, 1) not in (*_BITS, 0):
+                if _number(fields, 1) not in (*BITS, 0):
                     raise ContractError(f"declares {name!r} with the element type {_number(fields, 1)}")
                 for shape in fields.get(2, ()):
                     axes = self.message(shape).get(1, ())
@@ -232,6 +261,7 @@ class _Scanner:
                     least, most = min(sizes, default=0), math.prod(max(1, size) for size in sizes)
                     if len(sizes) > MAX_RANK or least < 0 or most > MAX_DECLARED:
                         raise ContractError(f"declares {name!r} with the impossible shape {sizes[:MAX_RANK]}")
+        return name
 
     def elements(self, field: Field) -> int:
         """How many numbers of a tensor's typed data a field holds: one, or many packed."""
@@ -253,6 +283,21 @@ class _Scanner:
                 raise WireError(f"a number has wire type {field.wire}")
             if len(values) > MAX_INTS:
                 raise WireError(f"a list has more than {MAX_INTS} numbers")
+        return values
+
+    def floats(self, fields: Iterable[Field]) -> list[float]:
+        """The values of a small field of float or double, of single ones or packed."""
+        values: list[float] = []
+        for field in fields:
+            start, end = field.span.start, field.span.end
+            if field.wire in (FIXED32, FIXED64):
+                start = end - (4 if field.wire == FIXED32 else 8)
+            elif field.wire != BYTES:
+                raise WireError(f"a number has wire type {field.wire}")
+            if len(values) + end - start > 8 * MAX_INTS:
+                raise WireError(f"a list has more than {MAX_INTS} numbers")
+            dtype = "<f8" if field.number == 10 else "<f4"
+            values += _values(self.reader.data[start:end], dtype)
         return values
 
     def name(self, fields: Mapping[int, list[Field]], number: int) -> str:
@@ -278,6 +323,19 @@ class _Scanner:
         return found
 
 
+def _read(kind: int, dims: Iterable[int], raw: bytes) -> _Tensor:
+    """A constant from its raw bytes; without its values where there are none, as of a large one."""
+    if not raw:
+        return _Tensor(tuple(dims))
+    ints = tuple(map(int, _values(raw, _INTS[kind]))) if kind in _INTS else None
+    return _Tensor(tuple(dims), ints, tuple(_values(raw, _FLOATS[kind])) if kind in _FLOATS else None)
+
+
+def _values(raw: bytes, dtype: str) -> list[float]:
+    values: list[float] = np.frombuffer(raw, dtype, len(raw) // np.dtype(dtype).itemsize).tolist()
+    return values
+
+
 def _number(fields: Mapping[int, list[Field]], number: int) -> int:
     if number not in fields:
         return 0
@@ -300,8 +358,54 @@ def _check_numbers(operator: str, numbers: Mapping[str, list[int]]) -> None:
             low = 1 if name in AT_LEAST_ONE else -MAX_ATTRIBUTE
             if not low <= value <= MAX_ATTRIBUTE or (name in ONE_OF and value not in ONE_OF[name]):
                 raise ContractError(f"gives an operator {operator!r} the impossible {name} {value}")
-        if name == "pads" and any(not 0 <= value <= 1 << 16 for value in values):
-            raise ContractError(f"gives an operator {operator!r} the impossible pads {values[:MAX_RANK]}")
+        if name in ("pads", "output_padding") and any(not 0 <= value <= 1 << 16 for value in values):
+            raise ContractError(f"gives an operator {operator!r} the impossible {name} {values[:MAX_RANK]}")
+        limit = (
+            MAX_TIMES if name in MULTIPLIES.get(operator, ()) else MAX_SIZE if name == "output_shape" else 0
+        )
+        if limit and math.prod(max(1, value) for value in values) > limit:
+            raise ContractError(
+                f"gives an operator {operator!r} the {name} {values[:MAX_RANK]}, whose product is more than {limit:,}"
+            )
+
+
+def _check_sizes(operator: str, inputs: Sequence[str], known: Sequence[_Tensor | None]) -> None:
+    """OneHot, Resize and STFT: how much they make is a constant of the file, and bounded."""
+    # Until opset 10 the second input of Resize was what is the third since.
+    places = (1,) if operator == "Resize" and len(inputs) == 2 else SIZED_BY[operator]
+    numbers: dict[int, tuple[float, ...]] = {}
+    for i in places:
+        if i < len(inputs) and inputs[i]:
+            tensor = known[i]
+            values = None if tensor is None else tensor.ints if tensor.floats is None else tensor.floats
+            if values is None and tensor is not None and tensor.dims == (0,):
+                values = ()
+            if values is None:
+                raise ContractError(
+                    f"computes input {i} of an operator {operator!r}, which must be a constant of float32, int32 or "
+                    "int64; export the model with fixed sizes"
+                )
+            if not all(0 < value < math.inf for value in values):
+                raise ContractError(
+                    f"gives an operator {operator!r} the impossible size {min(values):g} by input {i}"
+                )
+            if operator != "Resize" and len(values) != 1:
+                raise ContractError(
+                    f"gives an operator {operator!r} {len(values)} numbers by input {i}, not one"
+                )
+            numbers[i] = values
+    times = operator == "Resize" and (places == (1,) or 2 in numbers)
+    for i, values in numbers.items():
+        limit = MAX_TIMES if times and i != 3 else MAX_SIZE
+        if math.prod(max(1.0, value) for value in values) > limit:
+            raise ContractError(f"gives an operator {operator!r} a size of more than {limit:,} by input {i}")
+    if operator == "STFT":
+        window = known[2] if len(inputs) > 2 else None
+        length = (
+            numbers[3][0] if 3 in numbers else window.dims[0] if window is not None and window.dims else 1
+        )
+        if length > MAX_TIMES * numbers[1][0]:
+            raise ContractError(f"makes more than {MAX_TIMES:,} numbers of each one by 'STFT'")
 
 
 def _check_blocks(numbers: Mapping[str, list[int]], inputs: list[_Tensor | None]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_tiny_sensors import INPUTS, NORTH, tiny_sensors
-from ocean_export import cli, heldout
+from ocean_export import export_checkpoint, heldout
 from ocean_export.lean import lean_graph
 from ocean_export.prefill import prefill_graph
 from ocean_runtime import InputError, OceanModel
@@ -25,10 +25,9 @@ def exported(
     request: pytest.FixtureRequest, checkpoint_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     path = tmp_path_factory.mktemp(request.param) / "model.onnx"
-    options = ["--prefill", "--precision", request.param, "--max-loss-increase", "9"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(heldout, "STEPS", 300)
-        assert cli.main([str(checkpoint_folder), "-o", str(path), *options]) == 0
+        export_checkpoint(checkpoint_folder, path, precision=request.param, max_loss_increase=9, prefill=True)
     assert sorted(p.name for p in path.parent.iterdir()) == ["model.onnx", "model.prefill.onnx"]
     return path
 
@@ -88,7 +87,7 @@ def test_values_out_of_range_are_counted_once(tmp_path: Path) -> None:
     """Also where steps that were to be taken together are taken singly, for one of them at fault."""
     tiny_sensors(tmp_path / "c")
     path = tmp_path / "model.onnx"
-    assert cli.main([str(tmp_path / "c"), "-o", str(path), "--prefill"]) == 0
+    export_checkpoint(tmp_path / "c", path, prefill=True)
     values = np.array([[0.0, 0.0, NORTH]] * 9)
     values[[1, 2], 0] = 1e3
     values[7, 1] = np.nan
@@ -179,7 +178,7 @@ def test_rows_that_are_all_there_are_stepped_together(target: str, tmp_path: Pat
     """Row by row and many at once give the same, through gaps, episodes and a row at fault."""
     tiny_sensors(tmp_path / "c", target)  # type: ignore[arg-type]
     path = tmp_path / "model.onnx"
-    assert cli.main([str(tmp_path / "c"), "-o", str(path), "--prefill"]) == 0
+    export_checkpoint(tmp_path / "c", path, prefill=True)
     values = np.array([0.0, 0.0, NORTH]) + np.random.default_rng(3).standard_normal((700, 3)) * [1, 1, 0.01]
     values[[0, 5, 300, 301], [2, 0, 1, 1]] = np.nan
     rows = [

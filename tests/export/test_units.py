@@ -9,7 +9,7 @@ import onnx
 import pytest
 import torch
 from make_tiny_sensors import tiny_sensors
-from ocean_export import cli
+from ocean_export import export_checkpoint
 from ocean_export.contract import state_id
 from ocean_export.graph import step_graph
 from ocean_export.units import in_units
@@ -22,7 +22,7 @@ from ocean_train.observations import InUnits, Scaling
 @pytest.mark.parametrize("target", ["next", "columns", "classes"])
 def test_the_exported_file_is_the_trained_model_in_units(tmp_path: Path, target: str) -> None:
     tiny_sensors(tmp_path / "c", target)  # type: ignore[arg-type]
-    assert cli.main([str(tmp_path / "c"), "-o", str(tmp_path / "m.onnx")]) == 0
+    export_checkpoint(tmp_path / "c", tmp_path / "m.onnx")
     saved = checkpoint.load(tmp_path / "c")
     observations = saved.observations
     assert observations is not None
@@ -45,7 +45,7 @@ def test_far_out_inputs_are_clipped_in_the_graph(tmp_path: Path) -> None:
     tiny_sensors(tmp_path, "classes")
     saved = checkpoint.load(tmp_path)
     assert saved.observations is not None
-    assert cli.main([str(tmp_path), "-o", str(tmp_path / "m.onnx")]) == 0
+    export_checkpoint(tmp_path, tmp_path / "m.onnx")
     model = OceanModel.load(tmp_path / "m.onnx")
     north = saved.observations.inputs[2].reference
     far, farther = model.stream().step([1e3, 0, north]), model.stream().step([1e9, 0, north])

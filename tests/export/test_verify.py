@@ -242,13 +242,13 @@ def test_a_normalisation_that_is_stale_by_one_part_in_a_thousand_is_caught(
 @pytest.fixture(scope="module")
 def sensors(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Trial, list[Step]]:
     from make_tiny_sensors import tiny_sensors
-    from ocean_export import cli
+    from ocean_export import export_checkpoint
     from ocean_train import checkpoint
     from ocean_train.observations import InUnits
 
     folder = tmp_path_factory.mktemp("sensors")
     tiny_sensors(folder)
-    assert cli.main([str(folder), "-o", str(folder / "model.onnx")]) == 0
+    export_checkpoint(folder, folder / "model.onnx")
     saved = checkpoint.load(folder)
     assert saved.observations is not None
     stepper = InUnits(saved.model(), saved.observations)
@@ -299,7 +299,7 @@ def chaotic(tmp_path_factory: pytest.TempPathFactory) -> tuple[OceanTransformer,
 def magnifying(folder: Path, factor: float) -> tuple[OceanTransformer, Path]:
     """A checkpoint and its export. What reads the ocean, and what goes into it, is larger than it was."""
     from make_tiny import tiny_checkpoint
-    from ocean_export import cli
+    from ocean_export import export_checkpoint
     from ocean_train import checkpoint
 
     tiny_checkpoint(folder)
@@ -309,7 +309,7 @@ def magnifying(folder: Path, factor: float) -> tuple[OceanTransformer, Path]:
         for name, w in saved.weights.items()
     }
     checkpoint.save(folder, dataclasses.replace(saved, weights=weights))
-    assert cli.main([str(folder), "-o", str(folder / "model.onnx"), "--prefill"]) == 0
+    export_checkpoint(folder, folder / "model.onnx", prefill=True)
     return checkpoint.load(folder).model(), folder / "model.onnx"
 
 

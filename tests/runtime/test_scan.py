@@ -44,6 +44,37 @@ def sized(kind: str, sizes: list[int], constant_node: bool = False) -> Change:
     return change
 
 
+def valued(kind: str, inputs: str, value: Any, typed: bool = False) -> Change:
+    """A node of which an input `s` has a value; `x` is computed, and what is empty is left out."""
+
+    def change(model: onnx.ModelProto) -> None:
+        array = np.asarray(value)
+        tensor = numpy_helper.from_array(array, "s")
+        if typed:
+            tensor = helper.make_tensor("s", tensor.data_type, array.shape, array.reshape(-1).tolist())
+        model.graph.initializer.append(tensor)
+        names = [{"x": "ocean"}.get(name, name) for name in inputs.split(" ")]
+        model.graph.node.append(helper.make_node(kind, names, ["made"]))
+
+    return change
+
+
+def hidden(kind: str) -> Change:
+    """OneHot in a graph within, whose depth has the name of a constant outside but is another tensor."""
+
+    def change(model: onnx.ModelProto) -> None:
+        model.graph.initializer.append(numpy_helper.from_array(np.array(3), "s"))
+        inner = [helper.make_node("OneHot", ["ocean", "s", "ocean"], ["y"])]
+        value = helper.make_tensor_value_info("s", TensorProto.INT64, [])
+        if kind == "If":
+            inner.insert(0, helper.make_node("Identity", ["t"], ["s"]))
+        body = helper.make_graph(inner, "g", [value] if kind == "Scan" else [], [])
+        name = "body" if kind == "Scan" else "then_branch"
+        model.graph.node.append(helper.make_node(kind, ["ocean"], ["made"], **{name: body}))
+
+    return change
+
+
 def nested(model: onnx.ModelProto) -> None:
     inner = helper.make_graph([helper.make_node("Identity", ["ocean"], ["y"])], "g", [], [])
     for _ in range(MAX_DEPTH + 1):
@@ -115,6 +146,45 @@ REFUSED: list[tuple[Change, str]] = [
     (sized("ConstantOfShape", [1 << 20, 1 << 20], constant_node=True), "more than 16,777,216 elements"),
     (sized("Expand", [1 << 40]), "more than 16,777,216 elements by 'Expand'"),
     (sized("Tile", [1 << 30]), "more than 16,777,216 elements by 'Tile'"),
+    (
+        node("ConvTranspose", 2, strides=[300, 300]),
+        r"the strides \[300, 300\], whose product is more than 65,536",
+    ),
+    (node("ConvTranspose", 2, dilations=[1 << 20]), "the dilations"),
+    (node("ConvTranspose", 2, output_padding=[1 << 17]), "the impossible output_padding"),
+    (node("ConvTranspose", 2, output_padding=[-1]), "the impossible output_padding"),
+    (node("ConvTranspose", 2, output_shape=[1 << 20, 1 << 20]), "the output_shape .* more than 16,777,216"),
+    (node("ConvTranspose", 2, output_shape=[0]), "the impossible output_shape 0"),
+    (node("MaxPool", kernel_shape=[1 << 20]), "the kernel_shape .* more than 65,536"),
+    (node("AveragePool", kernel_shape=[1 << 31], auto_pad="SAME_LOWER"), "the kernel_shape"),
+    (node("AveragePool", kernel_shape=[2], strides=[0]), "the impossible strides 0"),
+    (valued("OneHot", "x s x", np.array(1 << 25)), "'OneHot' a size of more than 16,777,216 by input 1"),
+    (valued("OneHot", "x s x", np.float32(1e30)), "'OneHot' a size of more than 16,777,216"),
+    (valued("OneHot", "x s x", np.array(-2, np.int32)), "'OneHot' the impossible size -2 by input 1"),
+    (valued("OneHot", "x s x", np.array([2, 3])), "'OneHot' 2 numbers by input 1, not one"),
+    (
+        valued("OneHot", "x s x", np.array(5, np.uint8)),
+        "computes input 1 .*'OneHot', which must be a constant",
+    ),
+    (valued("OneHot", "x x x", np.array(5)), "computes input 1 of an operator 'OneHot'"),
+    (
+        valued("Resize", "x  s", np.float32([1, 1, 300, 300])),
+        "'Resize' a size of more than 65,536 by input 2",
+    ),
+    (valued("Resize", "x  s", np.float32([1, 1, -2, 2])), "'Resize' the impossible size -2"),
+    (valued("Resize", "x  s", np.float64([1, np.nan])), "'Resize' the impossible size"),
+    (valued("Resize", "x s", np.float32([1, 1 << 20])), "'Resize' a size of more than 65,536 by input 1"),
+    (
+        valued("Resize", "x   s", np.array([1, 1, 5000, 5000])),
+        "'Resize' a size of more than 16,777,216 by input 3",
+    ),
+    (valued("Resize", "x   s", np.array([0, 1])), "'Resize' the impossible size 0"),
+    (valued("Resize", "x   x", np.array([1])), "computes input 3 of an operator 'Resize'"),
+    (valued("STFT", "x s", np.array(0)), "'STFT' the impossible size 0 by input 1"),
+    (valued("STFT", "x s  x", np.array(1)), "computes input 3 of an operator 'STFT'"),
+    (valued("STFT", "x s  s", np.array(1 << 25)), "'STFT' a size of more than 16,777,216"),
+    (hidden("Scan"), "computes input 1 of an operator 'OneHot'"),
+    (hidden("If"), "computes input 1 of an operator 'OneHot'"),
     (nested, "nests graphs deeper than"),
     (external, "external data"),
     (weight(data_location=TensorProto.EXTERNAL), "in another file"),
@@ -154,6 +224,16 @@ def test_what_a_step_graph_needs_passes(proto: onnx.ModelProto) -> None:
         node("Conv", 2, strides=[2], pads=[1, 1]),
         sized("Expand", [4, 16]),
         declared(4, 16),
+        node("ConvTranspose", 2, strides=[2, 2], output_padding=[1, 1], dilations=[1, 1]),
+        node("MaxPool", kernel_shape=[3, 3], strides=[2, 2]),
+        valued("OneHot", "x s x", np.array([50_000])),
+        valued("OneHot", "x s x", np.float32(3), typed=True),
+        valued("OneHot", "x s x", np.array(3, np.int32), typed=True),
+        valued("Resize", "x  s", np.float32([1, 1, 2, 0.5]), typed=True),
+        valued("Resize", "x  s", np.float64([1, 1, 2, 0.5]), typed=True),
+        valued("Resize", "x s", np.float32([1, 1, 2, 2])),
+        valued("Resize", "x   s", np.array([1, 1, 64, 64])),
+        valued("STFT", "x s  s", np.array(4)),
     ):
         model = onnx.ModelProto()
         model.CopyFrom(proto)

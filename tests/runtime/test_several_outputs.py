@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from ocean_runtime import OceanModel
-from small_models import scalar_model
+from small_models import batch_of_one, scalar_model
 
 Run = Callable[..., subprocess.CompletedProcess[bytes]]
 
@@ -57,3 +57,9 @@ def test_each_output_has_its_columns(command: Run, path: Path, tmp_path: Path) -
     ]
     more = command("ocean_runtime.cli", path, "--state", tmp_path / "state", stdin=b"a [m],b\n0,0\n")
     assert more.stdout.decode().splitlines()[1] == "1,10.0,5.0,5.0"
+
+
+def test_a_batch_of_one_has_the_columns_of_its_vector(command: Run, tmp_path: Path) -> None:
+    done = command("ocean_runtime.cli", batch_of_one(tmp_path), stdin=b"x,y,z\n1,2,3\n0,0,1\n")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.decode().splitlines() == ["row,a,b,c", "1,1.0,2.0,3.0", "2,0.5,1.0,2.5"]

@@ -2,7 +2,7 @@
 
 import pytest
 from ocean_train.loop import Settings
-from ocean_train.recipe import LOG_TIME_CONSTANT_S, defaults, steps_of
+from ocean_train.recipe import LOG_TIME_CONSTANT_S, defaults, steps_of, text_learning_rate
 
 
 def test_a_text_is_trained_with_the_relay_of_the_paper() -> None:
@@ -21,7 +21,13 @@ def test_a_logs_time_constants_follow_from_its_rate(rate_hz: float) -> None:
 @pytest.mark.parametrize("model", ["ocean", "transformer", "lstm", "gru"])
 def test_defaults_are_valid_settings(model: str, width: int) -> None:
     width = width if model == "ocean" else 32
-    Settings(model=model, width=width, **defaults(model, log=True, width=width))
+    for log in (False, True):
+        Settings(model=model, width=width, **defaults(model, log=log, width=width))
+
+
+@pytest.mark.parametrize(("width", "rate"), [(16, 1e-2), (64, 7.81e-3), (128, 3.91e-3), (256, 1.95e-3)])
+def test_a_texts_learning_rate_follows_from_the_width(width: int, rate: float) -> None:
+    assert text_learning_rate(width) == rate
 
 
 def test_time_constants_are_in_steps_or_in_seconds() -> None:

@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from ocean_train import bptt
 from ocean_train.model import OceanConfig, OceanCore, initialise, without_autocast
-from ocean_train.recipe import LOG_TIME_CONSTANT_STEPS, log_heads
+from ocean_train.recipe import LOG_TIME_CONSTANT_STEPS, narrow_heads
 
 
 class Ocean(OceanCore):
@@ -63,7 +63,7 @@ class Ocean(OceanCore):
             outputs=width,
             width=width,
             layers=layers,
-            heads=log_heads(width) if heads is None else heads,
+            heads=narrow_heads(width) if heads is None else heads,
             kind="features",
             head="regression",
             max_time_constant=max_time_constant,

@@ -15,6 +15,7 @@ LOG_TIME_CONSTANT_STEPS = 128.0
 """The same where the rate is not known, in steps."""
 CLASSES_DROPOUT = 0.2
 """For classes, where a model soon knows the training episodes by heart."""
+LARGEST_TEXT_LEARNING_RATE = 1e-2
 SECONDS = re.compile(r"\s*([0-9.eE+-]+)\s*s\s*")
 
 
@@ -27,22 +28,31 @@ def defaults(
     estimated.
     """
     if not log:
-        return {"feed": "windows", "heads": 4, "lr": 1e-3}
+        return {
+            "feed": "windows",
+            "heads": narrow_heads(width) if model == "ocean" else 4,
+            "lr": text_learning_rate(width),
+        }
     shared = {"feed": "streams", "dropout": CLASSES_DROPOUT if classes else 0.0}
     if model != "ocean":
         return {**shared, "heads": 4, "lr": 1e-3}
     steps = LOG_TIME_CONSTANT_STEPS if rate_hz is None else max(1.0, LOG_TIME_CONSTANT_S * rate_hz)
     return {
         **shared,
-        "heads": log_heads(width),
+        "heads": narrow_heads(width),
         "lr": 2e-3,
         "first_weights": "identity",
         "max_time_constant": float(f"{steps:.4g}"),
     }
 
 
-def log_heads(width: int) -> int:
-    """Heads of an Ocean for a log: two numbers a head; 1 where the width is odd."""
+def text_learning_rate(width: int) -> float:
+    """The peak of the learning rate on a text: 0.5 / width, and at most 0.01; the same for each model."""
+    return float(f"{min(LARGEST_TEXT_LEARNING_RATE, 0.5 / width):.3g}")
+
+
+def narrow_heads(width: int) -> int:
+    """Heads of an Ocean by default: two numbers a head; 1 where the width is odd."""
     return width // 2 if width % 2 == 0 else 1
 
 

@@ -54,7 +54,7 @@ class Memory:
         """
         self._expected = self.stream.prediction
         try:
-            output = next(iter(self.stream.step_all(x).values()))
+            output = next(iter(self.stream.step_all(x).values())).reshape(-1)
         except OceanError:
             raise
         except Exception as error:  # onnxruntime's exceptions share no base class

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from ocean_runtime import Contract
-from ocean_runtime.contract import DTYPES, Element, Tensor
+from ocean_runtime.contract import DTYPES, Element, Tensor, show_shape
 
 from ocean_ros import fields
 from ocean_ros.memory import gives_classes
@@ -246,9 +246,11 @@ def _inputs(contract: Contract, inputs: Mapping[str, Input], notes: list[str]) -
 def _output(contract: Contract, name: str, given: Output, notes: list[str]) -> OutputWire:
     where, tensor = f"output.{name}", contract.outputs[0]
     kind = given.type or numbers(tensor)
-    if tensor.shape and not isinstance(tensor.shape[-1], int):
-        raise ParameterError(f"parameter outputs: the model's {tensor.name!r} is no vector")
-    size = int(tensor.shape[-1]) if tensor.shape else 1
+    size = tensor.vector_size if tensor.shape else 1
+    if size is None:
+        raise ParameterError(
+            f"parameter outputs: the model's {tensor.name!r} {show_shape(tensor.shape)} is no vector"
+        )
     message = _message(f"{where}.type", kind)
     whole = kind in (NUMBERS, DOUBLES) and not given.fields
     parsed = _parsed(f"{where}.fields", given.fields or ([f"data[0:{size}]"] if whole else []), message)
@@ -346,10 +348,10 @@ def _vector(contract: Contract) -> Tensor:
             "export the others as constants"
         )
     tensor = given[0]
-    sizes = [axis for axis in tensor.shape if isinstance(axis, int)]
-    if len(tensor.shape) > 2 or len(sizes) != 1 or tensor.shape[-1] != sizes[0]:
+    if tensor.vector_size is None:
         raise ParameterError(
-            f"parameter model_path: the model's input {tensor.name!r} is no vector of numbers"
+            f"parameter model_path: the model's input {tensor.name!r} {show_shape(tensor.shape)} is no vector of "
+            "numbers, which has one axis beside the batch and axes of 1"
         )
     return tensor
 
