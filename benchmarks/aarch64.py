@@ -30,6 +30,7 @@ WHEELS = [
     "numpy==2.3.5", "ml-dtypes", "torch==2.8.0", "filelock", "jinja2", "markupsafe", "networkx", "fsspec",
     "setuptools", "typing-extensions", "onnx", "safetensors", "pytest", "iniconfig", "pluggy", "packaging",
     "pygments", "hypothesis", "sortedcontainers", "rosbags", "lz4", "ruamel.yaml", "zstandard",
+    "backports.zstd", "apsw",
 ]  # fmt: skip
 DEBIAN = [
     "python3.11", "python3.11-minimal", "libpython3.11-minimal", "libpython3.11-stdlib", "libc6", "libgcc-s1",
