@@ -132,9 +132,12 @@ class Emulator:
         return str(program)
 
     def environment(self) -> dict[str, str]:
-        """Of qemu itself: without this Python's, and with a compiler for aarch64."""
+        """Of qemu itself: without this Python's, and with a compiler for aarch64.
+
+        CI: hypothesis then does not mind that drawing examples is slow.
+        """
         tools = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        return {"HOME": str(self.folder), "PATH": tools, "CXX": str(self.folder / "c++")}
+        return {"CI": "true", "HOME": str(self.folder), "PATH": tools, "CXX": str(self.folder / "c++")}
 
 
 def compare_exports(emulator: Emulator, folder: Path) -> str:

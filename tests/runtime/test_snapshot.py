@@ -1,7 +1,6 @@
 """A state on disk: restored, it goes on as if it had never stopped; damaged, it is refused."""
 
 import dataclasses
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -123,6 +122,8 @@ def test_a_damaged_snapshot_is_passed_over_wherever_the_packages_lie(tmp_path: P
     (tmp_path / "vendored").mkdir()
     (tmp_path / "vendored" / "safetensors").symlink_to(Path(safetensors.__file__).parent)
     code = f"""
+import sys
+sys.path[:0] = {[str(tmp_path / "vendored"), *sys.path]!r}
 from ocean_runtime import OceanModel
 import safetensors
 assert "vendored" in safetensors.__file__
@@ -134,13 +135,6 @@ path = __import__("pathlib").Path("state")
 path.write_bytes(path.read_bytes().replace(b'"dtype"', b'"dtypo"'))
 print(stream.restore("state").snapshot.steps)
 """
-    path = os.pathsep.join([str(tmp_path / "vendored"), *sys.path])
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True,
-        check=False,
-    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode()
     assert done.stdout == b"1\n"
