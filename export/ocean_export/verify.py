@@ -288,10 +288,14 @@ def more_batches(weights: int) -> list[int]:
 
 def groups(values: Pair, unit: Array | float) -> Pair:
     """The largest |values| over all rows: of each quantity (K,), or of all logits (1,); of each of the state (D,)."""
-    output, state = values
-    outputs = np.abs(output) / unit
-    outputs = outputs.reshape(-1, outputs.shape[-1] if np.ndim(unit) else 1)
-    return outputs.max(axis=0, initial=0), np.abs(state).reshape(-1, state.shape[-1]).max(axis=0, initial=0)
+    return largest_of(values[0], unit, bool(np.ndim(unit))), largest_of(values[1])
+
+
+def largest_of(values: Array, unit: Array | float = 1.0, each: bool = True) -> Array:
+    """The largest |values| (..., K) in units of `unit`: of `each` number (K,), or of all of them (1,)."""
+    sizes = (np.abs(values) / unit).reshape(-1, values.shape[-1] if each else 1)
+    largest: Array = sizes.max(axis=0, initial=0)
+    return largest
 
 
 def verify(exported: OceanModel, trial: Trial, expected: Iterable[Step]) -> Parity:
@@ -323,43 +327,54 @@ def verify(exported: OceanModel, trial: Trial, expected: Iterable[Step]) -> Pari
     )
 
 
+class TensorErrors:
+    """The errors of one tensor over the steps of a trial, and what is allowed of them, as they come."""
+
+    def __init__(self, factor: float, unit: Array | float = 1.0, each: bool = True) -> None:
+        """`factor`: how many times the spread is allowed. `each`, `unit`: see `largest_of`."""
+        self._factor, self._unit, self._each = factor, unit, each
+        self._found: list[Array] = []
+        self._spread: list[Array] = []
+        self._size: Array = np.zeros(1)
+
+    def add(self, found: Array, wanted: Array, spread: Array | None = None) -> None:
+        """A step's values (R, ..., K), what they should be, and the spread as `largest_of` gives it."""
+        self._found.append(largest_of(found.astype(np.float64) - wanted, self._unit, self._each))
+        self._spread.append(np.zeros(1) if spread is None else spread)
+        self._size = np.fmax(self._size, largest_of(wanted, self._unit, self._each))  # whatever is NaN
+
+    def largest(self) -> Error:
+        """Over all steps that were added."""
+        found, spread, size = np.array(self._found), np.array(self._spread), self._size
+        rounding = np.maximum(spread, np.quantile(spread, QUANTILE, axis=0))  # (T, groups)
+        allowed = np.maximum(self._factor * rounding, ROUNDINGS * ROUNDING * size)
+        used = found / np.maximum(allowed, np.finfo(np.float64).tiny)
+        used[~np.isfinite(used)] = np.inf
+        scale = np.maximum(1, MAGNITUDE * size if np.ndim(self._unit) else size.max())
+        return Error(
+            largest=float((found / scale).max()),
+            allowed=float((allowed / scale).max()),
+            share=float(used.max()),
+            step=int(np.argmax(used.max(axis=1))) + 1,
+        )
+
+
 class Errors:
-    """The errors of output and state over the steps of a trial, and what is allowed of them, as they come."""
+    """`TensorErrors` of the output and of the state."""
 
     def __init__(self, unit: Array | float, factor: float = FACTOR) -> None:
         """`factor`: how many times the spread is allowed."""
-        self._unit, self._factor = unit, factor
-        self._found: list[Pair] = []
-        self._spread: list[Pair] = []
-        self._sizes: Pair = np.zeros(1), np.zeros(1)
+        self._output, self._state = TensorErrors(factor, unit, bool(np.ndim(unit))), TensorErrors(factor)
 
     def add(self, found: Pair, wanted: Pair, spread: Pair | None = None) -> None:
         """A step's output (R, outputs) and state (R, D), what they should be, and the spread as `groups` gives it."""
-        output, state = (got.astype(np.float64) - exact for got, exact in zip(found, wanted, strict=True))
-        self._found.append(groups((output, state), self._unit))
-        self._spread.append(spread or (np.zeros(1), np.zeros(1)))
-        output, state = groups(wanted, self._unit)
-        self._sizes = np.fmax(self._sizes[0], output), np.fmax(self._sizes[1], state)  # whatever is NaN
+        output, state = spread or (None, None)
+        self._output.add(found[0], wanted[0], output)
+        self._state.add(found[1], wanted[1], state)
 
     def largest(self) -> dict[str, Error]:
         """By tensor, over all steps that were added."""
-        results = {}
-        for i, tensor in enumerate(("output", "state")):
-            found, spread = (np.array([pair[i] for pair in part]) for part in (self._found, self._spread))
-            size = self._sizes[i]
-            rounding = np.maximum(spread, np.quantile(spread, QUANTILE, axis=0))  # (T, groups)
-            allowed = np.maximum(self._factor * rounding, ROUNDINGS * ROUNDING * size)
-            used = found / np.maximum(allowed, np.finfo(np.float64).tiny)
-            used[~np.isfinite(used)] = np.inf
-            quantities = tensor == "output" and np.ndim(self._unit)
-            scale = np.maximum(1, MAGNITUDE * size if quantities else size.max())
-            results[tensor] = Error(
-                largest=float((found / scale).max()),
-                allowed=float((allowed / scale).max()),
-                share=float(used.max()),
-                step=int(np.argmax(used.max(axis=1))) + 1,
-            )
-        return results
+        return {"output": self._output.largest(), "state": self._state.largest()}
 
 
 def closed_loop(model: OceanModel, trial: Trial) -> Iterator[Pair]:

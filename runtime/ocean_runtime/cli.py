@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import io
 import os
 import select
 import signal
@@ -16,6 +15,7 @@ from types import FrameType, TracebackType
 
 from ocean_runtime import __version__
 from ocean_runtime.describe import describe
+from ocean_runtime.dialect import parse_options
 from ocean_runtime.errors import OceanError, SnapshotError
 from ocean_runtime.model import OceanModel
 from ocean_runtime.prefill import STEPS
@@ -31,6 +31,7 @@ from ocean_runtime.rows import (
 from ocean_runtime.snapshot import generations
 from ocean_runtime.state_path import StatePath
 from ocean_runtime.stream import OceanStream
+from ocean_runtime.terminal import utf8, write_utf8
 from ocean_runtime.text import generate, read_text, tokenizer_of, unread_of
 
 CHUNK_BYTES = 4096
@@ -47,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
             )
         if sys.stderr is None:  # else print() would write to standard output, and a file would get its number
             sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
-        _set_encoding()
+        write_utf8()
         model = OceanModel.load(args.model, untrusted=args.untrusted)
         if args.info:
             print(describe(model.contract), flush=True)
@@ -77,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         "text",
         nargs="?",
         default="-",
-        help="a UTF-8 file (of CSV, or a ROS 2 bag, for a model of sensors), or - for standard input (default)",
+        help="a UTF-8 file (for a model of sensors: CSV, .npz or a ROS 2 bag), or - for standard input (default)",
     )
     parser.add_argument(
         "--generate", metavar="N", type=_at_least(int, 0), help="after the text, write N tokens"
@@ -111,13 +112,26 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--episode",
         metavar="COLUMN",
-        help="of a CSV: start anew where this column changes (training's, if not given)",
+        help="of a CSV or .npz: start anew where this column changes (training's, if not given)",
     )
     parser.add_argument(
         "--time",
         metavar="COLUMN",
-        help="of a CSV: the time, in s or in its unit [ms], [us], [ns]; start anew after a gap longer than in "
-        "training (training's column, if not given)",
+        help="of a CSV or .npz: the time, a date or a number in the unit that is named, such as 'stamp [us]'; start "
+        "anew after a gap longer than in training (training's column, if not given; '' for none)",
+    )
+    parser.add_argument(
+        "--csv",
+        action="append",
+        metavar="KEY=VALUE",
+        help="how the CSV is written, where that is not found by itself: separator, decimal, comment, encoding, "
+        "header, names, skip or missing; may be given several times (see docs/sensors.md)",
+    )
+    parser.add_argument(
+        "--no-header",
+        action="store_true",
+        default=None,
+        help="of a CSV: no line names the columns; they are c1, c2, ...",
     )
     parser.add_argument("--info", action="store_true", help="say what the model is, and stop")
     parser.add_argument("--version", action="version", version=f"oceanstate {__version__}")
@@ -145,10 +159,10 @@ def _run(model: OceanModel, args: argparse.Namespace) -> int:
     stream = model.stream()
     reads_text = model.contract.kind == "tokens"
     (tokenizer_of if reads_text else observation_of)(stream)
-    for option in ("missing", "episode", "time") if reads_text else ("generate",):
+    for option in ("missing", "episode", "time", "csv", "no_header") if reads_text else ("generate",):
         if getattr(args, option) is not None:
             raise OceanError(
-                f"--{option} means nothing to this model: it reads {'text' if reads_text else 'rows'}"
+                f"--{option.replace('_', '-')} means nothing to this model: it reads {'text' if reads_text else 'rows'}"
             )
     where = "" if reads_text else " of this episode"  # each episode of rows counts from nothing
     with contextlib.ExitStack() as held, _Stop() as stop:
@@ -162,8 +176,11 @@ def _run(model: OceanModel, args: argparse.Namespace) -> int:
                 _read(stream, args, stop)
                 _write(stream, args, stop)
             else:
-                columns = args.episode, args.time
-                rows = read_source(stream, args.text, lambda: _chunks(args.text, stop), *columns, _say)
+                episode, time = (None if text is None else utf8(text) for text in (args.episode, args.time))
+                dialect = parse_options([utf8(text) for text in args.csv or []], bool(args.no_header))
+                rows = read_source(
+                    stream, args.text, lambda: _chunks(args.text, stop), episode, time, _say, dialect
+                )
                 # What was read of a file is stepped and written, also when a signal asks to stop.
                 rows = takewhile(lambda _: not stop.asked, rows)
                 on_disk = args.text != "-" and (Path(args.text).is_file() or Path(args.text).is_dir())
@@ -189,15 +206,6 @@ def _restore(stream: OceanStream, path: Path) -> None:
             unread_of(stream)
     except SnapshotError as error:
         raise OceanError(f"{error} (name another file with --state, or move this one away)") from None
-
-
-def _set_encoding() -> None:
-    """UTF-8, as text is read; a terminal of another encoding, or the one asked for, shows what it can."""
-    stdout = sys.stdout
-    if not isinstance(stdout, io.TextIOWrapper):  # a program that calls `main` has put its own in place
-        return
-    asked = stdout.isatty() or "PYTHONIOENCODING" in os.environ
-    stdout.reconfigure(encoding=None if asked else "utf-8", errors="backslashreplace")
 
 
 def _say(line: str) -> None:

@@ -35,7 +35,7 @@ def test_activity_of_unseen_people(environment: dict[str, str], tmp_path: Path) 
     assert "28,000 rows in 140 episodes" in said
     assert "to train on: 19,600 rows (70.0%) in 98 episodes, 19,600 steps: watch/person0" in said
     assert "in float64: a single step" in said
-    assert "row,time [s],class,p(ABD)" in said
+    assert "row,time,class,p(ABD)" in said  # the time as the log has it
     assert said.splitlines()[-1].startswith("gru    accuracy 0.")
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+import os
+import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -275,5 +278,86 @@ def test_errors_are_one_sentence(
 ) -> None:
     log = write_csv(tmp_path / "log.csv")
     assert main([a.replace("LOG", str(log)) for a in asked] + ["--out", str(tmp_path / "run")]) == 1
+    said = capsys.readouterr().err
+    assert message in said and len(said.splitlines()) == 1
+
+
+def test_training_says_what_it_leaves_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "log.csv"
+    rows = [f"{0.02 * i:.2f},{'' if i < 3 else i % 7},{i % 5},up,{i % 2}" for i in range(400)]
+    rows[10:10] = [rows[9], rows[9]]
+    rows += [f"{100 + 0.02 * i:.2f},{i % 7},{i % 5},up,1" for i in range(400)]
+    log.write_text("\n".join(["stamp,a,b,mode,c", *rows]) + "\n")
+    asked = ["--log", str(log), "--time", "stamp"]
+    expected = [
+        "columns not used: mode (words, such as 'up')",
+        "rows left out: 5 of 802 (0.6%): 3 before each column has had a value, 2 with the time of the row before",
+        "1 gap longer than 1 s; such a gap ends its episode",
+    ]
+    assert main([*asked, "--preview"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert [line for line in expected if line not in said] == []
+    assert main([*asked, *SMALL, "--steps", "1", "--out", str(tmp_path / "run")]) == 0
+    said = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert [line for line in expected if line not in said] == []
+    assert main([*asked, "--features", "a", "--preview"]) == 0
+    assert "3 columns not asked for: b, mode, c" in capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_a_log_is_read_ends_it(
+    tmp_path: Path, environment: dict[str, str], number: signal.Signals
+) -> None:
+    """The log is a pipe that nobody closes: it would be read for ever."""
+    pipe = tmp_path / "log.csv"
+    os.mkfifo(pipe)
+    line = [sys.executable, "-m", "ocean_train.cli", "--log", str(pipe), "--preview"]
+    with (
+        subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, text=True) as process,
+        pipe.open("w") as log,  # waits until it is opened for reading
+    ):
+        log.write("a,b\n1,2\n")
+        log.flush()
+        process.send_signal(number)
+        said = process.communicate(timeout=60)[0]
+    assert process.returncode == 128 + number
+    assert said == "stopped while the data was read; nothing was trained\n"
+
+
+def test_names_in_a_c_locale(command: Run, environment: dict[str, str], tmp_path: Path) -> None:
+    """Without UTF-8 mode, Python takes arguments and streams for ASCII there."""
+    c = {**environment, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    c.pop("PYTHONIOENCODING", None)
+    log = tmp_path / "log.csv"
+    log.write_text("語,速\n" + "".join(f"{0.02 * i:.2f},{i % 7}\n" for i in range(900)), encoding="utf-8")
+    asked = ["--log", str(log), "--time", "語", "--features", "速", *SMALL, "--steps", "1"]
+    out, model = tmp_path / "run", tmp_path / "m.onnx"
+    for line in (
+        ["ocean_train.cli", *asked, "--regime", "serial", "--out", str(out)],
+        ["ocean_export.cli", str(out), "-o", str(model)],
+        ["ocean_runtime.cli", str(model), str(log), "--time", "語"],
+    ):
+        done = subprocess.run([sys.executable, "-m", *line], env=c, capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.decode().splitlines()[0] == "row,語,速"
+    line = ["ocean_runtime.cli", str(model), str(log), "--time", "時"]
+    done = subprocess.run([sys.executable, "-m", *line], env=c, capture_output=True, check=False)
+    assert "has no column '時'; its columns are 語, 速" in done.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--width", "100000"], "ask for 240,000,000,000 weights"),
+        (["--width", "100000000000"], "give --width 4729 or less"),
+        (["--layers", "100000000000"], "give fewer layers"),
+        (["--window", "100000000000000", "--feed", "windows"], "there is not enough memory"),
+    ],
+)
+def test_a_size_that_can_not_be_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    log = write_csv(tmp_path / "log.csv")
+    assert main(["--log", str(log), "--features", "gyro", *options, "--out", str(tmp_path / "run")]) == 1
     said = capsys.readouterr().err
     assert message in said and len(said.splitlines()) == 1

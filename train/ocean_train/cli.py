@@ -11,11 +11,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ocean_train import log_arguments
+
 if TYPE_CHECKING:
     from ocean_train.batches import Data
     from ocean_train.checkpoint import Checkpoint
     from ocean_train.features import Sensors
-    from ocean_train.logs import Request
     from ocean_train.loop import Settings
 
 NEEDED = {"torch": "PyTorch", "tqdm": "tqdm", "matplotlib": "matplotlib"}
@@ -39,6 +40,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             if error.name not in NEEDED:
                 raise
             return _fail(f"ocean-train needs {NEEDED[error.name]}: pip install 'oceanstate[train]'")
+        except _StoppedWhileReading as stopped:
+            print("stopped while the data was read; nothing was trained", flush=True)
+            return 128 + stopped.number
+        except (MemoryError, RuntimeError) as error:
+            if not isinstance(error, MemoryError) and "allocate memory" not in str(error):
+                raise
+            return _fail(
+                "ocean-train: there is not enough memory for a model and batches of this size; give a smaller --width, "
+                f"--layers, --batch or --window ({str(error).splitlines()[0] if str(error) else 'out of memory'})"
+            )
         except (ValueError, ArithmeticError) as error:  # all that a user can mend is one of these
             return _fail(f"ocean-train: {error}")
         except OSError as error:
@@ -69,7 +80,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="N",
         help=f"at most N tokens, the most frequent; {DEFAULT_VOCABULARY} for words, all characters",
     )
-    _add_log_arguments(p.add_argument_group("log of sensors, instead of a text"))
+    log_arguments.add(p.add_argument_group("log of sensors, instead of a text"))
     model = p.add_argument_group("model")
     model.add_argument(
         "--model",
@@ -153,46 +164,9 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def _add_log_arguments(log: argparse._ArgumentGroup) -> None:
-    log.add_argument(
-        "--log", type=Path, nargs="+", metavar="FILE", help="CSV, .npz or ROS 2 bags; each begins an episode"
-    )
-    log.add_argument("--preview", action="store_true", help="say what is in the log, and stop")
-    log.add_argument(
-        "--features",
-        nargs="+",
-        default=[],
-        metavar="NAME",
-        help="columns to read, with all that are numbers if not given; of a bag, fields: /imu:angular_velocity.x",
-    )
-    log.add_argument(
-        "--targets", nargs="+", default=[], metavar="NAME", help="columns to estimate; else the next row"
-    )
-    log.add_argument("--classes", metavar="NAME", help="the column of the class to tell at each step")
-    log.add_argument("--episode", metavar="NAME", help="the column that says whose a row is")
-    log.add_argument(
-        "--time", metavar="NAME", help="the column of the time, in s or in its unit [ms], [us], [ns]"
-    )
-    log.add_argument("--rate", type=float, metavar="HZ", help="of a bag: steps a second")
-    log.add_argument(
-        "--max-age",
-        type=float,
-        default=1.0,
-        metavar="S",
-        help="hold a value so long; a longer gap ends the episode",
-    )
-    log.add_argument(
-        "--validate-on",
-        nargs="+",
-        default=[],
-        metavar="PATTERN",
-        help="names of the episodes to validate on, such as 'drive/s3*'; if not given, the last tenth of the "
-        "episodes, whole, and at least one",
-    )
-
-
 def _run(args: argparse.Namespace, received: list[int]) -> int:
     import torch
+    from ocean_runtime.terminal import utf8, write_utf8
 
     from ocean_train import features, parallel
     from ocean_train.batches import prepare
@@ -201,6 +175,7 @@ def _run(args: argparse.Namespace, received: list[int]) -> int:
     from ocean_train.loop import train
     from ocean_train.preview import preview
 
+    write_utf8()
     if args.feed == "streams" and args.shuffle:
         raise ValueError("streams are read in order, each row going on from window to window: drop --shuffle")
     for name in ("threads", "eval_every", "save_every"):
@@ -211,20 +186,22 @@ def _run(args: argparse.Namespace, received: list[int]) -> int:
     settings = _settings(
         args, rate_hz=1.0
     )  # a log's is not known yet; what makes no sense is refused already
-    if args.preview:
-        for line in preview(_request(args), settings, args.validate_on):
-            _print(line)
-        return 0
     torch.set_num_threads(args.threads)
+    validate_on = [utf8(text) for text in args.validate_on]
     data: Data | Sensors
-    if args.log:
-        data = features.prepare(read_log(_request(args)), args.validate_on)
-        if not args.features:
-            features.refuse_clock(data)
-        settings = _settings(args, data.observations.rate_hz)
-    else:
-        corpus = load_corpus(args.corpus, args.text)
-        data = prepare(corpus, settings.tokenizer, settings.vocabulary, settings.batch, settings.window)
+    with _stopping_at_once():
+        if args.preview:
+            for line in preview(log_arguments.request(args), settings, validate_on):
+                _print(line)
+            return 0
+        if args.log:
+            data = features.prepare(read_log(log_arguments.request(args)), validate_on)
+            if not args.features:
+                features.refuse_clock(data)
+            settings = _settings(args, data.observations.rate_hz)
+        else:
+            corpus = load_corpus(args.corpus, args.text)
+            data = prepare(corpus, settings.tokenizer, settings.vocabulary, settings.batch, settings.window)
     device = parallel.start()
     try:
         leads = parallel.leads()
@@ -268,29 +245,9 @@ def _settings(args: argparse.Namespace, rate_hz: float | None) -> Settings:
     return Settings(**{**chosen, **{name: value for name, value in given.items() if value is not None}})
 
 
-def _request(args: argparse.Namespace) -> Request:
-    """What the arguments say of a log."""
-    from ocean_train.logs import Request
-
-    if not args.log:
-        raise ValueError("--preview looks at a log: give --log FILE")
-    if args.text or args.corpus:
-        raise ValueError("a model reads text or a log of sensors: give --log, or --text and --corpus")
-    return Request(
-        tuple(args.log),
-        tuple(args.features),
-        tuple(args.targets),
-        args.classes,
-        args.episode,
-        args.time,
-        args.rate,
-        args.max_age,
-    )
-
-
 def _describe(settings: Settings, data: Data | Sensors) -> str:
     from ocean_train.batches import Data
-    from ocean_train.preview import remarks
+    from ocean_train.preview import left_out, remarks
     from ocean_train.wording import counted
 
     if isinstance(data, Data):
@@ -306,7 +263,7 @@ def _describe(settings: Settings, data: Data | Sensors) -> str:
             f"to train on, {validation:,} of {len(data.validation.names)} to validate; "
             f"{counted(len(data.log.features), 'feature')}, target: {data.log.target}"
         )
-        line = "\n       ".join([line, *remarks(data)])
+        line = "\n       ".join([line, *left_out(data.log), *remarks(data)])
     return (
         f"{line}\n"
         f"model  {settings.model}, width {settings.width}, {counted(settings.layers, 'layer')}, "
@@ -384,6 +341,28 @@ def _stop_on_signal() -> Iterator[list[int]]:
     before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _StoppedWhileReading(BaseException):
+    """A signal before there is anything to save; no Exception, so that no reader takes it for an error of its own."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+@contextmanager
+def _stopping_at_once() -> Iterator[None]:
+    """SIGINT and SIGTERM end what is done here at once: a large log takes minutes to read."""
+
+    def receive(number: int, frame: object) -> None:
+        raise _StoppedWhileReading(number)
+
+    before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

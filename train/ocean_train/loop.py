@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from ocean_runtime.model import MAX_FILE_BYTES
 from ocean_runtime.tokenizer import Tokenizer
 from torch import Tensor, nn
 from tqdm import tqdm
@@ -46,6 +47,9 @@ from ocean_train.report import nats, stream_loss, window_loss
 
 HOPELESS = 100
 CPU = torch.device("cpu")
+
+WEIGHTS_PER_LAYER = 12
+"""Times the squared width: the matrices of a block. The baselines are of equal parameters."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,14 @@ class Settings:
         for name in ("steps", "batch", "window"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name} must be at least 1, not {getattr(self, name)}")
+        weights = WEIGHTS_PER_LAYER * self.layers * self.width**2
+        if 4 * weights > MAX_FILE_BYTES:
+            largest = math.isqrt(MAX_FILE_BYTES // (4 * WEIGHTS_PER_LAYER * self.layers))
+            raise ValueError(
+                f"--width {self.width} and --layers {self.layers} ask for {weights:,} weights, and an exported file "
+                f"of at most {MAX_FILE_BYTES:,} bytes can't hold them; "
+                + (f"give --width {largest} or less" if largest else "give fewer layers")
+            )
         if not (math.isfinite(self.lr) and self.lr > 0):
             raise ValueError(f"--lr must be a positive number, not {self.lr}")
         if not 0 <= self.dropout < 1:

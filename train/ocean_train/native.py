@@ -185,11 +185,11 @@ def _digest() -> str:
     """Of all that the library depends on; -march=native makes the processor one of them."""
     cpu = platform.processor() + platform.machine()
     if sys.platform == "linux":
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
         cpu += "".join(
             sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
         )
-    parts = (SOURCE.read_text(), " ".join(FLAGS), cpu, torch.__version__)
+    parts = (SOURCE.read_text(encoding="utf-8"), " ".join(FLAGS), cpu, torch.__version__)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 

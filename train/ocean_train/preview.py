@@ -9,12 +9,14 @@ import numpy as np
 from ocean_runtime.bags import is_bag, numeric_fields, open_bag
 from ocean_runtime.tables import label
 
+from ocean_train.columns import NOT_ASKED_FOR
 from ocean_train.features import BLOCK_ROWS, Column, Sensors, prepare, too_short
 from ocean_train.logs import Log, Request, read_log
 from ocean_train.loop import Settings
 from ocean_train.observations import Array
 from ocean_train.wording import counted
 
+SHOWN_COLUMNS = 20
 TOPIC_MESSAGES = 2000
 """Messages of each topic that are looked at to tell its rate."""
 
@@ -60,8 +62,6 @@ def log_lines(data: Sensors) -> Iterator[str]:
     """Sources, columns, episodes, and what is done about whatever is wrong with them."""
     log, found = data.log, data.log.findings
     yield from found.sources
-    if found.ignored:
-        yield f"columns not used: {', '.join(found.ignored)}"
     wide = max(len(label(c.element)) for c in data.columns)
     heads = ("low", "high", "mean", "std", "low (train)", "high (train)")
     yield (
@@ -74,6 +74,7 @@ def log_lines(data: Sensors) -> Iterator[str]:
         yield f"{label(column.element):{wide}}" + "".join(f" {n:13.6g}" for n in shown)
     if log.target == "classes":
         yield f"classes: {', '.join(item.name for item in log.outputs)}"
+    yield from left_out(log)
     yield from remarks(data)
     if not any(c.element.unit for c in data.columns):
         yield "no column names a unit: the contract will name none either; write `speed [m/s]` to give one"
@@ -82,14 +83,6 @@ def log_lines(data: Sensors) -> Iterator[str]:
         f"{counted(len(log.rows), 'row')} in {counted(len(lengths), 'episode')} of {lengths.min():,} to "
         f"{counted(int(lengths.max()), 'row')} (median {np.median(lengths):g})"
     )
-    for count, thing, done in (
-        (found.gaps, "gap", f" longer than {log.max_age_s or 0:g} s; such a gap ends its episode"),
-        (found.backwards, "step", " back in time; such a step ends its episode"),
-        (found.repeated, "row", " with the time of the row before, left out"),
-        (found.incomplete, "row", " before each column has had a value, left out"),
-    ):
-        if count:
-            yield counted(count, thing) + done
     if found.longest_gap_s:
         yield f"the longest gap is {found.longest_gap_s:.4g} s"
     for part, episodes in (("to train on", data.training), ("held out to validate on", data.validation)):
@@ -100,6 +93,45 @@ def log_lines(data: Sensors) -> Iterator[str]:
             f"{part}: {counted(rows, 'row')} ({rows / len(log.rows):.1%}) in {counted(count, 'episode')}, "
             f"{counted(steps, 'step')}: {names}"
         )
+
+
+def left_out(log: Log) -> Iterator[str]:
+    """Columns and rows that are not trained on: which, how many, and why; and what ends episodes."""
+    found = log.findings
+    not_asked = [name for name in found.ignored if found.reasons.get(name) == NOT_ASKED_FOR]
+    others = [name for name in found.ignored if name not in not_asked]
+    if others:
+        yield (
+            "columns not used: "
+            + ", ".join(f"{name} ({found.reasons[name]})" for name in others[:SHOWN_COLUMNS])
+            + _more(others)
+        )
+    if not_asked:
+        yield (
+            f"{counted(len(not_asked), 'column')} not asked for: {', '.join(not_asked[:SHOWN_COLUMNS])}"
+            + _more(not_asked)
+        )
+    causes = [
+        f"{count:,} {cause}"
+        for count, cause in (
+            (found.incomplete, "before each column has had a value"),
+            (found.repeated, "with the time of the row before"),
+        )
+        if count
+    ]
+    if causes:
+        out = found.rows - len(log.rows)
+        yield f"rows left out: {out:,} of {found.rows:,} ({out / found.rows:.1%}): {', '.join(causes)}"
+    for count, thing, done in (
+        (found.gaps, "gap", f" longer than {log.max_age_s or 0:g} s; such a gap ends its episode"),
+        (found.backwards, "step", " back in time; such a step ends its episode"),
+    ):
+        if count:
+            yield counted(count, thing) + done
+
+
+def _more(names: Sequence[str]) -> str:
+    return f", and {len(names) - SHOWN_COLUMNS:,} more" if len(names) > SHOWN_COLUMNS else ""
 
 
 def _over_all(log: Log, columns: int) -> Array:
