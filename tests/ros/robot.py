@@ -223,6 +223,10 @@ class Client:
         """Who reads a topic, as far as this client knows; one that was killed is missed only later."""
         return {bytes(info.endpoint_gid) for info in self.node.get_subscriptions_info_by_topic(topic)}
 
+    def writers(self, topic: str) -> set[bytes]:
+        """Who writes to a topic, as far as this client knows."""
+        return {bytes(info.endpoint_gid) for info in self.node.get_publishers_info_by_topic(topic)}
+
     def unheard(self, *topics: str) -> None:
         """Wait until this client knows that nobody else writes or reads these topics any more."""
 

@@ -207,10 +207,16 @@ class Soak:
     # A node's lives
 
     def meet(self, dead: set[bytes]) -> None:
-        """Wait until a node that was started listens; ROS time goes on meanwhile."""
-        self.client.until(
-            lambda: self.tick() or self.client.readers("/in") - dead, "living reader of /in", PATIENCE
-        )
+        """Wait until a node that was started listens and is listened to; ROS time goes on meanwhile.
+
+        dead: the readers of /in, and perhaps writers of /out, that are gone.
+        """
+
+        def known() -> bool:
+            self.tick()
+            return bool(self.client.readers("/in") - dead and self.client.writers("/out") - dead)
+
+        self.client.until(known, "living reader of /in and writer of /out", PATIENCE)
         self.client.meet("ocean")
 
     def kill(
@@ -220,7 +226,7 @@ class Soak:
         end: Callable[[], None] | None = None,
     ) -> None:
         """The end under load (SIGKILL, or what `end` does), `meanwhile`, and a new life from a save."""
-        dead = self.client.readers("/in")
+        dead = self.client.readers("/in") | self.client.writers("/out")
         (end or self.node.kill)()
         self.client.spin(0.2)  # what the dead one had sent
         seen, self.seen = self.seen, 0
@@ -407,6 +413,8 @@ class Soak:
     def transitions(self, *names: str) -> None:
         """Transitions while calls are unanswered. Each call is answered; the state that was saved goes on."""
         dead = self.client.readers("/in")
+        if "cleanup" in names:
+            dead |= self.client.writers("/out")
         self.load(self.random.uniform(0.0, 0.1))
         asked = self.pending()
         before = len(self.node.output)
