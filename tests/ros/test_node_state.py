@@ -4,6 +4,7 @@ import shutil
 import signal
 from pathlib import Path
 
+import numpy as np
 from leaky import leaky
 from ocean_runtime import OceanModel
 from ocean_runtime.snapshot import read
@@ -46,6 +47,31 @@ def test_two_nodes_on_one_state_and_ocean_run(tmp_path: Path, command) -> None: 
         finally:
             second.kill()
     assert (tmp_path / "link").is_symlink()
+
+
+def test_a_save_before_the_first_activation_leaves_the_file_alone(tmp_path: Path) -> None:
+    """The node holds the initial state until it is activated; ~/swap does not change that."""
+    model, state = leaky(tmp_path / "model.onnx"), tmp_path / "state"
+    stream = OceanModel.load(model).stream()
+    stream.run(np.ones((7, 3), np.float32))
+    stream.save(state)
+    before = state.read_bytes()
+    with robot(tmp_path, model_path=model, state_path=state) as (client, process):
+        assert client.transit("ocean", "configure")
+        for _ in range(2):
+            answer = client.trigger("ocean", "save")
+            assert not answer.success and "activate the node first" in answer.message
+            assert client.trigger("ocean", "swap").success
+        assert client.transit("ocean", "cleanup") and client.transit("ocean", "configure")
+        assert state.read_bytes() == before
+        assert client.transit("ocean", "activate")
+        assert "restored step 7 from" in process.output
+        assert client.transit("ocean", "deactivate")
+        assert client.trigger("ocean", "save").success
+        assert client.transit("ocean", "cleanup") and client.transit("ocean", "configure")
+        assert client.trigger("ocean", "reset").success
+        assert client.trigger("ocean", "save").success
+    assert read(state).steps == 0
 
 
 def test_a_larger_file_is_not_read_and_not_overwritten(tmp_path: Path) -> None:

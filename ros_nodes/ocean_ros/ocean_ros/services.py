@@ -95,6 +95,11 @@ class Services:
         memory, saver = self._memory(), self._node.saver
         if saver is None:
             raise OceanError("parameter state_path is empty, so there is no file to save to")
+        if not memory.decided:
+            raise OceanError(
+                f"the node has not restored its state yet, so a save would replace {saver.path} with the initial "
+                "state; activate the node first, or call ~/restore or ~/reset"
+            )
         snapshot = memory.stream.snapshot()
         written: Future[Any] = Future()
         saver.submit(snapshot, self._posting(written))
