@@ -52,9 +52,7 @@ class Tracker(nn.Module):
         pixels = image.to(gyro.dtype) / 255
         return torch.cat([self.camera(pixels.flatten(0, -4)).unflatten(0, image.shape[:-3]), gyro], -1)
 
-    def forward(
-        self, image: Tensor, gyro: Tensor, state: Tensor | None = None, reset: Tensor | None = None
-    ) -> Any:
+    def forward(self, image: Tensor, gyro: Tensor, state: Tensor | None = None) -> Any:
         """A window: image (B, T, 1, 6, 16), gyro (B, T, 1)."""
         output, state = self.ocean(self.encode(image, gyro), state)
         return self.bearing(output), self.direction(output), state
