@@ -4,6 +4,7 @@
 
 - `export(module, path, inputs=..., outputs=..., states=...)`: any PyTorch module that has a `step`.
 - `export_checkpoint(folder, path)`: a checkpoint of `ocean-train`, as the command `ocean-export` does.
+- `export_policy(policy, path)`: a recurrent policy of rsl_rl.
 - `adopt_file(source, path)`: somebody else's single-step recurrent ONNX file, as `ocean-export adopt` does.
 
 `Tensor`, `State` and `Element` describe what a step takes and gives. Each function returns a report with
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from ocean_export.adopt import AdoptError, AdoptReport, adopt_file
     from ocean_export.module import export
     from ocean_export.pipeline import ExportError, ExportReport, export_checkpoint
+    from ocean_export.policy import export_policy
 
 __all__ = [
     "AdoptError",
@@ -33,6 +35,7 @@ __all__ = [
     "adopt_file",
     "export",
     "export_checkpoint",
+    "export_policy",
 ]
 
 _MODULES = {
@@ -46,6 +49,7 @@ _MODULES = {
     "adopt_file": "ocean_export.adopt",
     "export": "ocean_export.module",
     "export_checkpoint": "ocean_export.pipeline",
+    "export_policy": "ocean_export.policy",
 }
 """Where each public name is defined."""
 
