@@ -14,6 +14,7 @@ Axes: B environments, T steps, M observations, D width.
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import torch
@@ -136,19 +137,21 @@ class _Step(nn.Module):
 class _Scripted(_Policy):
     """The step is traced, as TorchScript can't read it; what surrounds it is scripted."""
 
-    hidden_state: Tensor
-
     def __init__(self, model: OceanModel) -> None:
         super().__init__(model)
         ocean = copy.deepcopy(model.rnn.rnn.ocean).cpu()
         example = torch.zeros(1, ocean.input_size), ocean.initial_state(1)
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore", torch.jit.TracerWarning
+            )  # of shapes and a decay that stay what they are
             self.step: Any = torch.jit.trace(_Step(ocean), example)  # type: ignore[no-untyped-call]
         self.register_buffer("hidden_state", ocean.initial_state(1).detach())
 
     def forward(self, x: Tensor) -> Tensor:
         """Observations (1, M) -> actions (1, A); the state moves on."""
         y, state = self.step(self.obs_normalizer(x), self.hidden_state)
+        assert isinstance(self.hidden_state, Tensor)
         self.hidden_state[:] = state
         out: Tensor = self.deterministic_output(self.mlp(y))
         return out
@@ -156,6 +159,7 @@ class _Scripted(_Policy):
     @torch.jit.export
     def reset(self) -> None:
         """The state of a new episode."""
+        assert isinstance(self.hidden_state, Tensor)
         self.hidden_state[:] = 0.0
 
 
