@@ -212,7 +212,8 @@ def synchronise(
                 continue
             episode, gap = episode + gap, False
             k, rows = k + 1, rows + 1
-            yield Row(rows, instant / 1e9, str(episode + 1), held.copy())
+            text = f"{instant // 10**9}.{instant % 10**9:09d}"
+            yield Row(rows, instant / 1e9, str(episode + 1), held.copy(), (("time [s]", text),))
 
     time = 0
     for time, source, numbers in incoming:

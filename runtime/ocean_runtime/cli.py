@@ -16,6 +16,7 @@ from types import FrameType, TracebackType
 
 from ocean_runtime import __version__
 from ocean_runtime.describe import describe
+from ocean_runtime.dialect import parse_options
 from ocean_runtime.errors import OceanError, SnapshotError
 from ocean_runtime.model import OceanModel
 from ocean_runtime.prefill import STEPS
@@ -77,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         "text",
         nargs="?",
         default="-",
-        help="a UTF-8 file (of CSV, or a ROS 2 bag, for a model of sensors), or - for standard input (default)",
+        help="a UTF-8 file (for a model of sensors: CSV, .npz or a ROS 2 bag), or - for standard input (default)",
     )
     parser.add_argument(
         "--generate", metavar="N", type=_at_least(int, 0), help="after the text, write N tokens"
@@ -111,13 +112,26 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--episode",
         metavar="COLUMN",
-        help="of a CSV: start anew where this column changes (training's, if not given)",
+        help="of a CSV or .npz: start anew where this column changes (training's, if not given)",
     )
     parser.add_argument(
         "--time",
         metavar="COLUMN",
-        help="of a CSV: the time, in s or in its unit [ms], [us], [ns]; start anew after a gap longer than in "
-        "training (training's column, if not given)",
+        help="of a CSV or .npz: the time, a date or a number in the unit that is named, such as 'stamp [us]'; start "
+        "anew after a gap longer than in training (training's column, if not given; '' for none)",
+    )
+    parser.add_argument(
+        "--csv",
+        action="append",
+        metavar="KEY=VALUE",
+        help="how the CSV is written, where that is not found by itself: separator, decimal, comment, encoding, "
+        "header, names, skip or missing; may be given several times (see docs/sensors.md)",
+    )
+    parser.add_argument(
+        "--no-header",
+        action="store_true",
+        default=None,
+        help="of a CSV: no line names the columns; they are c1, c2, ...",
     )
     parser.add_argument("--info", action="store_true", help="say what the model is, and stop")
     parser.add_argument("--version", action="version", version=f"oceanstate {__version__}")
@@ -145,10 +159,10 @@ def _run(model: OceanModel, args: argparse.Namespace) -> int:
     stream = model.stream()
     reads_text = model.contract.kind == "tokens"
     (tokenizer_of if reads_text else observation_of)(stream)
-    for option in ("missing", "episode", "time") if reads_text else ("generate",):
+    for option in ("missing", "episode", "time", "csv", "no_header") if reads_text else ("generate",):
         if getattr(args, option) is not None:
             raise OceanError(
-                f"--{option} means nothing to this model: it reads {'text' if reads_text else 'rows'}"
+                f"--{option.replace('_', '-')} means nothing to this model: it reads {'text' if reads_text else 'rows'}"
             )
     where = "" if reads_text else " of this episode"  # each episode of rows counts from nothing
     with contextlib.ExitStack() as held, _Stop() as stop:
@@ -163,7 +177,10 @@ def _run(model: OceanModel, args: argparse.Namespace) -> int:
                 _write(stream, args, stop)
             else:
                 columns = args.episode, args.time
-                rows = read_source(stream, args.text, lambda: _chunks(args.text, stop), *columns, _say)
+                dialect = parse_options(args.csv or [], bool(args.no_header))
+                rows = read_source(
+                    stream, args.text, lambda: _chunks(args.text, stop), *columns, _say, dialect
+                )
                 # What was read of a file is stepped and written, also when a signal asks to stop.
                 rows = takewhile(lambda _: not stop.asked, rows)
                 on_disk = args.text != "-" and (Path(args.text).is_file() or Path(args.text).is_dir())

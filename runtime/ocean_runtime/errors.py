@@ -43,6 +43,10 @@ class InputError(StepError, ValueError):
     """An input that the model can't take; the state is as it was before the call."""
 
 
+class NoColumnError(InputError):
+    """A table that has no column of a wanted name."""
+
+
 class StateError(StepError, ArithmeticError):
     """A step whose new state is not finite; the state is as it was before the call."""
 

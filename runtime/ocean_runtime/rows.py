@@ -18,9 +18,12 @@ from typing import Any, Literal, NamedTuple, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
+from ocean_runtime.arrays import Arrays
 from ocean_runtime.bags import MAX_AGE_S, is_bag, open_bag, read_rows
+from ocean_runtime.clocks import WATCHED, Clock, Watch, watched
 from ocean_runtime.contract import Element, Tensor
-from ocean_runtime.errors import InputError, OceanError, SnapshotError
+from ocean_runtime.dialect import Dialect
+from ocean_runtime.errors import InputError, NoColumnError, OceanError, SnapshotError
 from ocean_runtime.sampling import log_softmax
 from ocean_runtime.stream import OceanStream
 from ocean_runtime.tables import Row, Table, element, label
@@ -82,21 +85,35 @@ def read_source(
     episode: str | None = None,
     time: str | None = None,
     say: Callable[[str], None] = lambda line: None,
+    dialect: Dialect | None = None,
 ) -> Iterator[Row]:
-    """The model's elements, by name, from a bag at `source`, or else from the CSV that `chunks()` gives.
+    """The model's elements, by name, from a bag or an .npz at `source`, or else from the CSV that `chunks()` gives.
 
-    A bag is brought to the contract's rate as in training. `episode` and `time` name a CSV's columns; where they
-    are not given they are those of training, as far as this CSV has them; `say` is told where it has no clock.
+    A bag is brought to the contract's rate as in training. `episode` and `time` name a table's columns; where they
+    are not given they are those of training, as far as this table has them, and where they are empty there are none;
+    `say` is told where it has no clock. Raises InputError as `ocean_runtime.clocks.Watch` where the clock can't be
+    right.
     """
     contract, wanted = stream.model.contract, observation_of(stream).elements
     path = Path(source)
     if source == "-" or not is_bag(path):
-        table = Table(chunks(), "standard input" if source == "-" else source)
-        whose, clock = _column(table, episode, contract.episode), _column(table, time, contract.time)
-        if contract.time and clock is None:
+        if path.suffix == ".npz" and path.is_file():
+            table: Table | Arrays = Arrays(path)
+        else:
+            table = Table(chunks(), "standard input" if source == "-" else source, dialect)
+        whose = _column(table, episode, contract.episode)
+        clock = _clock(table, time, contract.time)
+        if contract.time and clock is None and time is None:
             gaps = f"whose gaps of over {longest_gap(stream, source):g} s ended episodes in training"
             say(f"{table.name} has no column {element(contract.time).name!r}, {gaps}: none end here")
-        yield from table.rows(wanted, whose, clock)
+        watch = Watch(
+            table.name,
+            longest_gap(stream, source),
+            None if clock is None else clock.element,
+            contract.rate_hz if contract.time else None,
+        )
+        ahead = WATCHED + 1 if source != "-" and path.is_file() else 1
+        yield from watched(table.rows(wanted, whose, clock), watch, ahead)
         return
     if episode is not None or time is not None:
         raise InputError(
@@ -113,12 +130,30 @@ def read_source(
             yield row._replace(episode=name)
 
 
-def _column(table: Table, asked: str | None, trained: str) -> Element | None:
-    """The column asked for, else the one of training where the table has it."""
+def _column(table: Table | Arrays, asked: str | None, trained: str) -> Element | None:
+    """The column of episodes that is asked for, else the one of training where the table has it."""
     if asked is not None:
-        return element(asked)
+        return element(asked) if asked else None
     column = element(trained) if trained else None
-    return column if column is not None and table.has(column) else None
+    return column if column is not None and any(c.name == column.name for c in table.columns) else None
+
+
+def _clock(table: Table | Arrays, asked: str | None, trained: str) -> Clock | None:
+    """The clock that is asked for, else the one of training where the table has it.
+
+    A number's unit is the one asked for, else the one that the table says, else that of training.
+    """
+    known = element(trained) if trained else None
+    if asked is not None:
+        wanted = element(asked)
+        otherwise = known.unit if known is not None and known.name == wanted.name else ""
+        return table.clock(wanted, otherwise) if asked else None
+    if known is None:
+        return None
+    try:
+        return table.clock(Element(known.name), known.unit)
+    except NoColumnError:
+        return None
 
 
 def longest_gap(stream: OceanStream, source: str) -> float:
@@ -224,7 +259,7 @@ def _planned(
 def write_rows(stream: OceanStream, results: Iterable[tuple[Row, Any]], out: TextIO) -> int:
     """Write the outputs of each step as a line of CSV, at once; how many steps were taken.
 
-    The columns: `row`, `time` in seconds where the rows have one, then the output's elements; for classes
+    The columns: `row`, the time as the rows' source writes it, then the output's elements; for classes
     `class`, the most likely one, then the probability of each. Where the model has several outputs, each of
     them has its columns, which begin with its name. A row without a step has empty cells.
     """
@@ -234,9 +269,10 @@ def write_rows(stream: OceanStream, results: Iterable[tuple[Row, Any]], out: Tex
     steps = 0
     first = True
     for row, result in results:
-        clock = [] if row.time is None else [f"{row.time:.6f}"]
+        stamp = row.stamp or (() if row.time is None else (("time [s]", f"{row.time:.6f}"),))
+        clock = [text for _, text in stamp]
         if first:
-            heading = ["row", *(["time [s]"] if clock else []), *(["class"] if classes else [])]
+            heading = ["row", *(column for column, _ in stamp), *(["class"] if classes else [])]
             out.write(_line([*heading, *(f"p({n})" if classes else n for n in names)]))
             first = False
         if result is None:

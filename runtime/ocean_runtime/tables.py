@@ -1,28 +1,30 @@
 """Rows of numbers from CSV, as they arrive: the same reader for a log of gigabytes and for a live pipe.
 
 The first line names the columns, each with its unit in brackets where it has one: `speed [m/s]`. An empty
-cell, `nan`, `NA` or `null` is a missing value (NaN here). The separator is the comma, or the semicolon or
-tab where the first line has no comma.
+cell, `nan`, `NA`, `?`, `-` and the like are a missing value (NaN here); `true` and `false` are 1 and 0. How the table
+is written is found in its first lines or told: `ocean_runtime.dialect`.
 """
 
 from __future__ import annotations
 
-import codecs
 import csv
 import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
-from ocean_runtime.contract import Element
-from ocean_runtime.errors import InputError
+import numpy as np
 
-MISSING = frozenset({"", "nan", "na", "n/a", "null", "none"})
-SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
-"""Units that a column of times may have."""
-MAX_LINE_CHARACTERS = 1 << 20
-_NAMED = re.compile(r"\s*(.*?)\s*(?:\[([^\[\]]*)\])?\s*")
+from ocean_runtime import dialect as dialects
+from ocean_runtime.clocks import SECONDS, Clock, find_clock, from_iso
+from ocean_runtime.contract import Element
+from ocean_runtime.dialect import BOOLEANS, MISSING, Dialect
+from ocean_runtime.errors import InputError, NoColumnError
+
+__all__ = ["MISSING", "SECONDS", "Row", "Table", "element", "label", "number"]
+_NAMED = re.compile(r"\s*(.*?)(\s*)(?:\[([^\[\]]*)\])?\s*")
 _INDEX = re.compile(r"\d+(:\d+)?")
 
 
@@ -37,14 +39,23 @@ class Row(NamedTuple):
     """Whose it is: an episode begins where this changes."""
     values: list[float]
     """One number an element; NaN where it is missing."""
+    stamp: tuple[tuple[str, str], ...] = ()
+    """The time as the source writes it: each column's name with its unit, and the text there."""
 
 
 def element(text: str) -> Element:
-    """A column's name and unit: `speed [m/s]`. Brackets around a number are an index: `position[2]`."""
+    """A column's name and unit: `speed [m/s]`.
+
+    Brackets that follow the name without a blank are part of it where they hold an index or a name, as in
+    `position[2]` and `position[elbow]`, and the unit only where they hold a known one, as in `speed[m/s]`; in a field
+    of a bag (`/joints:position[A]`) they are always part of the name.
+    """
     match = _NAMED.fullmatch(text)
-    if match is None or not match[1] or match[2] is None or _INDEX.fullmatch(match[2].strip()):
+    if match is None or not match[1] or match[3] is None or _INDEX.fullmatch(match[3].strip()):
         return Element(text.strip())
-    return Element(match[1], match[2].strip())
+    if not match[2] and (":" in match[1] or not dialects.is_unit(match[3])):
+        return Element(text.strip())
+    return Element(match[1], match[3].strip())
 
 
 def label(item: Element) -> str:
@@ -52,20 +63,16 @@ def label(item: Element) -> str:
     return f"{item.name} [{item.unit}]" if item.unit else item.name
 
 
-def seconds(column: Element) -> float:
-    """What a number in a column of times is worth in seconds; raises InputError for a unit that is none."""
-    if column.unit not in SECONDS:
-        raise InputError(f"the time is in {column.unit!r}; it may be in s, ms, us or ns")
-    return SECONDS[column.unit]
-
-
 def number(cell: str) -> float:
     """A cell's number, NaN where it is missing; raises ValueError for anything else."""
     try:
         value = float(cell)
     except ValueError:
-        if cell.strip().lower() in MISSING:
+        text = cell.strip().lower()
+        if text in MISSING:
             return math.nan
+        if text in BOOLEANS:
+            return BOOLEANS[text]
         raise
     if "_" in cell:  # Python reads 2026_11_30 as a number of eight digits; a date is none
         raise ValueError(cell)
@@ -73,32 +80,140 @@ def number(cell: str) -> float:
 
 
 class Table:
-    """A CSV source: its columns, and its rows one by one, in memory that does not grow."""
+    """A table of text: its columns, and its rows one by one, in memory that does not grow."""
 
-    def __init__(self, chunks: Iterable[bytes], name: str) -> None:
-        """Reads the first line. Raises InputError where there is none, or it names no columns."""
+    def __init__(self, chunks: Iterable[bytes], name: str, dialect: Dialect | None = None) -> None:
+        """Reads the line of the names, and the one after it.
+
+        Raises InputError where there is none, or it names no columns.
+        """
         self.name = name
-        self.lines = _lines(chunks, name)
-        """Those that nobody has read yet."""
-        first = next((line for line in self.lines if not line.isspace()), "")
+        self.dialect = dialect or Dialect()
+        self.decimal = self.dialect.decimal
+        """Settled by the first number that shows it."""
+        self.comment = (self.dialect.comment,) if self.dialect.comment else ()
+        self._preamble = ""
+        lines = dialects.lines_of(chunks, name, self.dialect.encoding)
+        for _ in range(self.dialect.skip):
+            next(lines, None)
+        self.separator = self.dialect.separator or ""
+        first = self._next(lines, preamble=True)
         if not first:
             raise InputError(f"{name} is empty; its first line must name the columns")
-        self.separator = next((s for s in ",;\t" if s in first), ",")
-        self.columns = tuple(element(cell) for cell in self._read([first]))
+        second = ""
+        if self.dialect.header is False:
+            heading, ahead = "", [first]
+            self.separator = self.separator or dialects.find_separator(first, first)
+        elif self._names_stand_in_a_comment(first):
+            heading, ahead = self._preamble, [first]
+        else:
+            heading, second, ahead = first, self._next(lines), []
+            self.separator = self.separator or dialects.find_separator(first, second)
+        ahead += [second] if second else []
+        if heading:
+            cells = self._cells(heading)
+        else:
+            count = len(self._cells(first))
+            cells = list(self.dialect.names) or [f"c{i + 1}" for i in range(count)]
+        self.columns = self._elements(cells)
+        self._check_names(ahead[0] if ahead else "")
+        if heading and len(ahead) == 1 and self._take_units(ahead[0]):
+            ahead = []
+        self.lines: Iterator[str] = chain(ahead, lines)
+        """Those that nobody has read yet."""
+
+    def _next(self, lines: Iterator[str], preamble: bool = False) -> str:
+        """The next line with something in it; comments before the table are passed over."""
+        told = self.dialect.comment
+        marks = dialects.COMMENTS if told is None else (told,) if told else ()
+        for count, line in enumerate(lines):
+            if count > dialects.MAX_PREAMBLE_LINES:
+                raise InputError(f"{self.name} has no table in its first {count:,} lines")
+            if line.isspace():
+                continue
+            if preamble and not self.separator and (match := re.fullmatch(r"sep=(.)\s*", line)):
+                self.separator = match[1]
+                continue
+            mark = next((m for m in marks if line.startswith(m)), None)
+            if mark and (preamble or mark in self.comment):
+                self.comment = tuple({*self.comment, mark})
+                self._preamble = line[len(mark) :].lstrip(mark)
+                continue
+            return line
+        return ""
+
+    def _names_stand_in_a_comment(self, first: str) -> bool:
+        """Whether the last comment names the columns of a table that begins with numbers."""
+        if not self._preamble.strip():
+            return False
+        separator = self.separator or dialects.find_separator(self._preamble, first)
+        try:
+            names, cells = (dialects.cells_of(line, separator) for line in (self._preamble, first))
+        except csv.Error:
+            return False
+        found = len(names) == len(cells) and not any(map(dialects.is_number, names))
+        if not found or not any(map(dialects.is_number, cells)):
+            return False
+        self.separator = separator
+        return True
+
+    def _elements(self, names: list[str]) -> tuple[Element, ...]:
+        """`position[A]` and `position[B]` are two names, though A is a unit."""
+        found = [element(name) for name in names]
+        count = Counter(item.name for item in found)
+        return tuple(
+            Element(text.strip()) if count[item.name] > 1 and item.unit and f"{item.name}[" in text else item
+            for item, text in zip(found, names, strict=True)
+        )
+
+    def _check_names(self, below: str) -> None:
+        """below: the line after the names; one of another length is itself an error, which names both."""
         names = [column.name for column in self.columns]
-        for twice in sorted(n for n, count in Counter(names).items() if count > 1):
-            raise InputError(f"{name} has two columns named {twice!r}; give each its own name")
-        if all(_is_number(n) for n in names):
-            raise InputError(f"{name} starts with numbers; its first line must name the columns")
+        how = "where no line names them, give --no-header (c1, c2, ...) or --csv names=a,b,c"
+        wrong = [name for name in names if dialects.is_number(name)]
+        if wrong and self.dialect.header is None and (not below or len(self._cells(below)) == len(names)):
+            raise InputError(
+                f"{self.name} starts with numbers, such as {wrong[0]!r}; its first line must name the columns; {how}; "
+                "where it does name them, --csv header=yes"
+            )
+        for twice in sorted(n for n, count in Counter(names).items() if count > 1 and n):
+            raise InputError(f"{self.name} has two columns named {twice!r}; give each its own name")
+        if not any(names):
+            raise InputError(f"{self.name} names no columns; {how}")
+
+    def _take_units(self, line: str) -> bool:
+        """Whether the line under the names gives their units, which are then the columns'."""
+        try:
+            cells = dialects.cells_of(line, self.separator)
+        except csv.Error:
+            return False
+        if len(cells) != len(self.columns) or any(map(dialects.is_number, cells)):
+            return False
+        filled = [cell for cell in cells if cell.strip()]
+        units = [dialects.unit_of(cell) for cell in cells]
+        named = sum(map(bool, units))  # a lone one may be a class, such as A, in a row without numbers
+        if (
+            not all(map(dialects.is_unit, filled))
+            or named < min(2, len(cells))
+            or 2 * len(filled) <= len(cells)
+        ):
+            return False
+        for column, unit in zip(self.columns, units, strict=True):
+            if column.unit and unit and column.unit != unit:
+                raise InputError(
+                    f"{self.name} names {column.name!r} in {column.unit} and, below it, in {unit}"
+                )
+        pairs = zip(self.columns, units, strict=True)
+        self.columns = tuple(Element(column.name, column.unit or unit) for column, unit in pairs)
+        return True
 
     def cells(self, lines: Iterable[str] | None = None, before: int = 0) -> Iterator[tuple[int, list[str]]]:
         """Each row's number, from 1, and its cells. Raises InputError where a row has too few or too many.
 
         lines: read these, which come after `before` rows; what is left of the source where None.
         """
-        reader = csv.reader(
-            self.lines if lines is None else lines, delimiter=self.separator, strict=True
-        )  # strict: a quote that nobody closes would swallow the rows after it
+        lines = self.lines if lines is None else lines
+        reader = dialects.rows_of(lines, self.separator)
         count = before
         while True:
             try:
@@ -107,13 +222,29 @@ class Table:
                 return
             except csv.Error as error:
                 raise InputError(f"{self.name} row {count + 1} is not CSV: {error}") from None
-            if not cells or (len(cells) == 1 and cells[0].isspace()):
+            if not cells or (len(cells) == 1 and not cells[0].strip()):
                 continue  # an empty line, or one of blanks
+            if cells[0].startswith(dialects.COMMENTS) and cells[0].strip().lower() not in MISSING:
+                if cells[0].startswith(self.comment):
+                    continue
+                if self.dialect.comment is None:
+                    mark = next(m for m in dialects.COMMENTS if cells[0].startswith(m))
+                    raise InputError(
+                        f"{self.name} row {count + 1} begins with {mark!r}; give --csv comment={mark} to pass over "
+                        "such lines, or --csv comment= if it is a row"
+                    )
+            elif self.comment and cells[0].startswith(self.comment):
+                continue
             count += 1
             if len(cells) != len(self.columns):
+                hint = (
+                    "; if lines before the names are no part of the table, give --csv skip=LINES"
+                    if count == 1
+                    else ""
+                )
                 raise InputError(
                     f"{self.name} row {count} has {len(cells)} cells where the first line names "
-                    f"{len(self.columns)} columns"
+                    f"{len(self.columns)} columns{hint}"
                 )
             yield count, cells
 
@@ -127,15 +258,18 @@ class Table:
                         "convert it first"
                     )
                 return index
+        for index, column in enumerate(self.columns):
+            if wanted.unit and column.name == f"{wanted.name}[{wanted.unit}]":
+                return index
         known = ", ".join(column.name for column in self.columns)
-        raise InputError(f"{self.name} has no column {wanted.name!r}; its columns are {known}")
+        raise NoColumnError(f"{self.name} has no column {wanted.name!r}; its columns are {known}")
 
-    def has(self, wanted: Element) -> bool:
-        """Whether a column has that name."""
-        return any(column.name == wanted.name for column in self.columns)
+    def clock(self, wanted: Element, otherwise: str = "") -> Clock:
+        """The column of the time, or the pair of columns; raises as `ocean_runtime.clocks.find_clock`."""
+        return find_clock(self.name, self.columns, wanted, self.find, otherwise)
 
     def rows(
-        self, wanted: Sequence[Element], episode: Element | None = None, time: Element | None = None
+        self, wanted: Sequence[Element], episode: Element | None = None, time: Element | Clock | None = None
     ) -> Iterator[Row]:
         """The wanted columns of each row, found by name; the column `episode` says whose it is, `time` when it was.
 
@@ -143,58 +277,63 @@ class Table:
         """
         indices = [self.find(item) for item in wanted]
         whose = None if episode is None else self.find(episode)
-        clock = None if time is None else self.find(time)
-        scale = 1.0 if clock is None else seconds(self.columns[clock])
+        clock = self.clock(time) if isinstance(time, Element) else time
         for count, cells in self.cells():
             values = [self.value(count, cells, index) for index in indices]
-            now = None if clock is None else scale * self.value(count, cells, clock)
-            if now is not None and not math.isfinite(now):
-                raise InputError(
-                    f"{self.name} row {count} has no time in column {self.columns[clock or 0].name!r}; fill it "
-                    "in, or leave such rows out"
-                )
-            yield Row(count, now, "" if whose is None else cells[whose].strip(), values)
+            now = None if clock is None else self.seconds(count, cells, clock)
+            stamp = (
+                ()
+                if clock is None
+                else tuple((label(self.columns[i]), cells[i].strip()) for i in clock.columns)
+            )
+            yield Row(count, now, "" if whose is None else cells[whose].strip(), values, stamp)
 
-    def value(self, count: int, cells: list[str], index: int) -> float:
-        """One cell's number; raises InputError where it holds something else."""
-        try:
-            return number(cells[index])
-        except ValueError:
+    def seconds(self, count: int, cells: list[str], clock: Clock) -> float:
+        """A row's time; raises InputError where it has none."""
+        if len(clock.columns) == 1 and (moment := from_iso(cells[clock.columns[0]])) is not None:
+            return moment
+        numbers = [
+            self.value(count, cells, index, "a number, or a date as 2026-12-07T08:00:00.5Z")
+            for index in clock.columns
+        ]
+        now = float(clock.seconds(np.array([numbers]))[0])
+        if not math.isfinite(now):
             raise InputError(
-                f"{self.name} row {count} has {cells[index]!r} in column {self.columns[index].name!r}, which is "
-                "not a number"
-            ) from None
+                f"{self.name} row {count} has no time in column {clock.names[0].name!r}; fill it "
+                "in, or leave such rows out"
+            )
+        return now
 
-    def _read(self, lines: Iterable[str]) -> list[str]:
+    def value(self, count: int, cells: list[str], index: int, what: str = "a number") -> float:
+        """One cell's number; raises InputError where it holds something else."""
+        cell, where = (
+            cells[index],
+            f"{self.name} row {count} has {cells[index]!r} in column {self.columns[index].name!r}",
+        )
         try:
-            return next(csv.reader(lines, delimiter=self.separator, strict=True))
+            found = number(cell)
+        except ValueError:
+            if cell.strip().lower() in self.dialect.missing:
+                return math.nan
+            found_text = dialects.comma_number(cell, self.decimal)
+            if found_text is None:
+                raise InputError(f"{where}, which is not {what}") from None
+            if found_text[1] is None:
+                how = "a point" if self.decimal == "." else "a comma or a point"
+                raise InputError(
+                    f"{where}, which may be thousands or a fraction (decimals are written with {how}); write it "
+                    "without separators of thousands, or give --csv decimal=, where the comma is the decimal sign"
+                ) from None
+            self.decimal = ","
+            return float(found_text[0])
+        if "." in cell and math.isfinite(found):
+            if self.decimal == ",":
+                raise InputError(f"{where}, with a point where other numbers have a decimal comma")
+            self.decimal = "."
+        return found
+
+    def _cells(self, line: str) -> list[str]:
+        try:
+            return dialects.cells_of(line, self.separator)
         except csv.Error as error:
             raise InputError(f"{self.name} does not begin with a line of CSV: {error}") from None
-
-
-def _lines(chunks: Iterable[bytes], name: str) -> Iterator[str]:
-    """Whole lines as soon as they are complete, from UTF-8 that is cut anywhere."""
-    decoder = codecs.getincrementaldecoder("utf-8-sig")()
-    rest = ""
-    try:
-        for chunk in chunks:
-            *whole, rest = (rest + decoder.decode(chunk)).split("\n")
-            for line in whole:
-                yield line + "\n"
-            if len(rest) > MAX_LINE_CHARACTERS:
-                raise InputError(
-                    f"{name} has a line of over {MAX_LINE_CHARACTERS:,} characters; it is no CSV"
-                )
-        rest += decoder.decode(b"", final=True)
-    except UnicodeDecodeError:
-        raise InputError(f"{name} is not UTF-8 text; it is no CSV") from None
-    if rest:
-        yield rest
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

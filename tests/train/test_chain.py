@@ -248,11 +248,19 @@ def test_dropped_windows_leave_no_memory_behind() -> None:
     assert tape() is None
 
 
-def test_a_tape_serves_one_backward_pass() -> None:
-    case = make(2, 3, 8)
-    loss = bptt.relay(case.model, case.model.embed(case.inputs), case.ocean, None, None).sum()
-    loss.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="taken already"):
+@pytest.mark.parametrize("name", FAST)
+def test_a_kept_graph_is_recomputed_for_each_further_backward_pass(name: str) -> None:
+    """A tape serves one pass, which overwrites it."""
+    case = make(2, 5, 8, masked=True)
+    loss = FAST[name](case.model, case.model.embed(case.inputs), case.ocean, case.reset, case.valid).sum()
+    passes = []
+    for keep in (True, True, False):
+        case.model.zero_grad()
+        loss.backward(retain_graph=keep)
+        passes.append([p.grad for p in case.model.blocks.parameters()])
+    for first, second, third in zip(*passes, strict=True):
+        assert first is not None and torch.equal(first, second) and torch.equal(first, third)
+    with pytest.raises(RuntimeError, match="a second time"):
         loss.backward()
 
 

@@ -16,15 +16,18 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._compile import _disable_dynamo  # torch.compiler.disable would import the compiler here
 
 from ocean_train import native
 from ocean_train.folding import PARAMETERS, fold, stack, unfold
 from ocean_train.leak import along_the_leak
-from ocean_train.model import LAYER_NORM_EPS, Block, OceanTransformer, plain_relay
+from ocean_train.memory import hoist, return_memory
+from ocean_train.model import LAYER_NORM_EPS, Block, OceanCore, plain_relay, traced, without_autocast
 from ocean_train.tape import Gradients, Leak, Matrices, Tape
 
 KEPT_BYTES = 2**31
@@ -32,7 +35,7 @@ KEPT_BYTES = 2**31
 
 
 def relay(
-    model: OceanTransformer,
+    model: OceanCore,
     x: Tensor,
     ocean: Tensor,
     reset: Tensor | None,
@@ -53,12 +56,29 @@ def relay(
     The backward pass is written out for `Block`. A model with blocks of its own goes through the plain loop,
     which has neither option: ValueError.
     """
-    if not written_out(model):
-        if (truncate, keep) != (None, None):
-            raise ValueError("truncate and keep are for the model's own blocks, not for variants of them")
+    # torch.compile leaves its graph here and comes back to it afterwards.
+    run = _run_uncompiled if torch.compiler.is_dynamo_compiling() else _run
+    return run(model, x, ocean, reset, valid, truncate, keep, reads, use_native)
+
+
+def _run(
+    model: OceanCore,
+    x: Tensor,
+    ocean: Tensor,
+    reset: Tensor | None,
+    valid: Tensor | None,
+    truncate: int | None,
+    keep: int | None,
+    reads: bool,
+    use_native: bool,
+) -> Tensor:
+    own = not written_out(model)
+    if own and (truncate, keep) != (None, None):
+        raise ValueError("truncate and keep are for the model's own blocks, not for variants of them")
+    if own or traced():
         return plain_relay(model, x, ocean, reset, valid)
     _check(model, x, ocean, reset, valid)
-    parameters = [block.get_parameter(name) for block in model.blocks for name in PARAMETERS]
+    parameters = [attrgetter(name)(block) for block in model.blocks for name in PARAMETERS]
     decay = model.decay()
     given = [x, ocean, *parameters] if decay is None else [x, ocean, decay, *parameters]
     wanted = torch.is_grad_enabled() and any(t.requires_grad for t in given)
@@ -66,13 +86,25 @@ def relay(
         step_bytes = 20 * model.config.layers * x[:, 0].numel() * x.element_size()
         keep = max(1, KEPT_BYTES // max(step_bytes, 1))
     options = _Options(model.config.heads, truncate, keep, wanted, reads, use_native)
-    oceans: Tensor = _Chain.apply(x, ocean, decay, reset, valid, options, *parameters)  # type: ignore[no-untyped-call]
+    with without_autocast(x):
+        oceans: Tensor = _Chain.apply(x, ocean, decay, reset, valid, options, *parameters)  # type: ignore[no-untyped-call]
     return oceans
 
 
-def written_out(model: OceanTransformer) -> bool:
-    """Whether the backward pass here is that of the model's blocks, and not of others in their place."""
-    return all(type(block) is Block for block in model.blocks)
+_run_uncompiled = _disable_dynamo(_run)
+
+
+def written_out(model: OceanCore) -> bool:
+    """Whether the backward pass here is that of the model's blocks, and not of others in their place.
+
+    It reads the weights and calls no module of a block, so that each must be what it was built as, without hooks.
+    """
+    return all(type(block) is Block and all(map(_plain, block.modules())) for block in model.blocks)
+
+
+def _plain(module: nn.Module) -> bool:
+    hooked = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
+    return type(module) in (Block, nn.Linear, nn.LayerNorm) and not hooked and not module._backward_pre_hooks
 
 
 class _Options(NamedTuple):
@@ -110,7 +142,7 @@ class _Chain(torch.autograd.Function):
             )
             found.append(part)
             if not keep:
-                _return_memory(tape)
+                return_memory(tape)
         oceans = found[0] if len(found) == 1 else torch.cat(found, 1)
         ctx.save_for_backward(x, ocean, reset, valid, oceans)
         ctx.options, ctx.loops, ctx.stacked, ctx.matrices, ctx.leak = options, loops, stacked, matrices, leak
@@ -118,47 +150,70 @@ class _Chain(torch.autograd.Function):
         return oceans
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, d_oceans: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.tape is None:
-            raise RuntimeError("this window's gradient was taken already and its tape is gone; run it again")
-        options: _Options = ctx.options
-        x, ocean, reset, valid, oceans = ctx.saved_tensors
-        tape, ctx.tape = ctx.tape, None
-        stop = _stops(x, reset, options.truncate)
-        leak: Leak | None = ctx.leak
-        sums: Matrices | None = None
-        d_decay = torch.zeros_like(leak.decay) if leak is not None and leak.learned else None
-        dx: list[Tensor] = []
-        carry = torch.zeros_like(ocean)
-        for piece in reversed(_pieces(x.shape[1], options.keep)):
-            if tape is None:
-                before = oceans[:, piece.start - 1] if piece.start else ocean
-                _, tape = _forward(
-                    ctx.matrices, leak, ctx.loops, options.heads, piece, x, before, reset, valid, keep=True
-                )
-            d_part = d_oceans[:, piece].clone(memory_format=torch.contiguous_format)
-            d_part[:, -1] += carry
-            stops, lives = (None if m is None else m[:, piece] for m in (stop, valid))
-            if not options.reads:
-                d_part, carry = along_the_leak(leak, d_part, stops, lives)
-            masks = [None if m is None else m.t().contiguous() for m in (stops, lives)]
-            if options.truncate == 1 or not options.reads:
-                run = partial(backward_at_once, ctx.matrices, leak)
-            else:
-                run = ctx.loops.backward if ctx.loops else partial(torch_backward, ctx.matrices, leak)
-            gradients = run(tape, d_part, *masks)
-            if options.reads:
-                carry = gradients.d_ocean0
-            if d_decay is not None and gradients.d_decay is not None:
-                d_decay += gradients.d_decay
-            dx.append(_token_gradient(ctx.matrices, tape, gradients).transpose(0, 1))
-            sums = _add(sums, weight_gradients(tape, gradients))
-            _return_memory(tape)
-            tape = None
-        assert sums is not None
-        back = [dx[0] if len(dx) == 1 else torch.cat(dx[::-1], 1), carry, d_decay, None, None, None]
-        return (*back, *unfold(ctx.stacked, sums))
+        with torch.no_grad(), without_autocast(d_oceans):
+            found = _gradients(ctx, d_oceans)
+        if not torch.is_grad_enabled():
+            return found
+        again = [None if d is None else d.requires_grad_() for d in found]
+        refused: tuple[Tensor | None, ...] = _Once.apply(*again)  # type: ignore[no-untyped-call]
+        return refused
+
+
+class _Once(torch.autograd.Function):
+    """Gradients taken with create_graph=True, which the chain can't differentiate once more."""
+
+    @staticmethod
+    def forward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        return tuple(None if d is None else d.view_as(d) for d in gradients)
+
+    @staticmethod
+    def backward(ctx: Any, *args: Tensor) -> None:
+        raise RuntimeError(
+            "the Ocean's gradient can't be differentiated a second time: its backward pass is written out for first "
+            "derivatives; for a gradient penalty, loop over step, which PyTorch differentiates as often as you like"
+        )
+
+
+def _gradients(ctx: Any, d_oceans: Tensor) -> tuple[Tensor | None, ...]:
+    """What `_Chain` sends back. A tape serves one pass; where the graph is kept for another, that recomputes it."""
+    options: _Options = ctx.options
+    x, ocean, reset, valid, oceans = ctx.saved_tensors
+    tape, ctx.tape = ctx.tape, None
+    stop = _stops(x, reset, options.truncate)
+    leak: Leak | None = ctx.leak
+    sums: Matrices | None = None
+    d_decay = torch.zeros_like(leak.decay) if leak is not None and leak.learned else None
+    dx: list[Tensor] = []
+    carry = torch.zeros_like(ocean)
+    for piece in reversed(_pieces(x.shape[1], options.keep)):
+        if tape is None:
+            before = oceans[:, piece.start - 1] if piece.start else ocean
+            _, tape = _forward(
+                ctx.matrices, leak, ctx.loops, options.heads, piece, x, before, reset, valid, keep=True
+            )
+        d_part = d_oceans[:, piece].clone(memory_format=torch.contiguous_format)
+        d_part[:, -1] += carry
+        stops, lives = (None if m is None else m[:, piece] for m in (stop, valid))
+        if not options.reads:
+            d_part, carry = along_the_leak(leak, d_part, stops, lives)
+        masks = [None if m is None else m.t().contiguous() for m in (stops, lives)]
+        if options.truncate == 1 or not options.reads:
+            run = partial(backward_at_once, ctx.matrices, leak)
+        else:
+            run = ctx.loops.backward if ctx.loops else partial(torch_backward, ctx.matrices, leak)
+        gradients = run(tape, d_part, *masks)
+        if options.reads:
+            carry = gradients.d_ocean0
+        if d_decay is not None and gradients.d_decay is not None:
+            d_decay += gradients.d_decay
+        dx.append(_token_gradient(ctx.matrices, tape, gradients).transpose(0, 1))
+        sums = _add(sums, weight_gradients(tape, gradients))
+        return_memory(tape)
+        tape = None
+    assert sums is not None
+    back = [dx[0] if len(dx) == 1 else torch.cat(dx[::-1], 1), carry, d_decay, None, None, None]
+    return (*back, *unfold(ctx.stacked, sums))
 
 
 def _pieces(T: int, keep: int) -> list[slice]:
@@ -180,57 +235,10 @@ def _forward(
     keep: bool,
 ) -> tuple[Tensor, Tape]:
     """A piece's oceans (B, steps, D) from the ocean before it: token-only work at once, then the serial loop."""
-    tape = _hoist(matrices, heads, x[:, piece], keep, learned=leak is not None and leak.learned)
+    tape = hoist(matrices, heads, x[:, piece], keep, learned=leak is not None and leak.learned)
     masks = [None if m is None else m[:, piece].t().contiguous() for m in (reset, valid)]  # (T, B)
     run = loops.forward if loops else partial(torch_forward, matrices, leak)
     return run(tape, ocean.contiguous(), *masks), tape
-
-
-def _hoist(matrices: Matrices, heads: int, x: Tensor, keep: bool, learned: bool) -> Tape:
-    B, T, D = x.shape
-    L, F = matrices.b1.shape
-    slots, steps = (L, T) if keep else (1, 1)
-    deep = max(slots, 2)  # layer 1's tensors and the others' are apart
-    shapes = {
-        "qkv0": (0 if keep else T, B, 3 * D), "hat1": (deep, steps, B, D), "inv1": (deep, steps, B),
-        "qkv": (deep, steps, B, 3 * D), "kvo": (steps, B, L, 2 * D), "a": (slots, steps, B, heads),
-        "y": (slots, steps, B, D), "hat2": (slots, steps, B, D), "inv2": (slots, steps, B),
-        "g": (slots, steps, B, F), "slope": (slots, steps, B, F), "ohat": (steps, B, D), "oinv": (steps, B),
-        "dmid": (slots if keep else 0, steps, B, D), "dout": (slots if keep else 0, steps, B, D),
-        "change": (steps if keep and learned else 0, B, D),
-    }  # fmt: skip
-    sizes = [-(-math.prod(shape) // 16) * 16 for shape in shapes.values()]
-    memory = _take_memory(sum(sizes), x)
-    parts = torch.split(memory[: sum(sizes)], sizes)
-    views = {
-        name: part[: math.prod(shape)].view(shape)
-        for (name, shape), part in zip(shapes.items(), parts, strict=True)
-    }
-    x0 = x.transpose(0, 1).contiguous()
-    hat0, mean0, inv0 = torch.native_layer_norm(x0, (D,), None, None, LAYER_NORM_EPS)
-    if keep:
-        views["hat1"][0] = hat0
-        views["qkv0"] = views["qkv"][0]
-        views["hat1"], views["qkv"], views["inv1"] = (views[name][:L] for name in ("hat1", "qkv", "inv1"))
-    torch.addmm(matrices.bqkv[0], hat0.view(-1, D), matrices.wqkv[0].t(), out=views["qkv0"].view(-1, 3 * D))
-    return Tape(keep=keep, x0=x0, mean0=mean0, inv0=inv0, memory=memory, **views)
-
-
-_spare: list[Tensor] = []
-
-
-def _take_memory(size: int, like: Tensor) -> Tensor:
-    """Room for a tape, from the last one where it fits: fresh pages cost a tenth of a training step."""
-    while _spare:
-        memory = _spare.pop()
-        if len(memory) >= size and memory.dtype == like.dtype and memory.device == like.device:
-            return memory
-    return like.new_empty(size)
-
-
-def _return_memory(tape: Tape) -> None:
-    if tape.memory.device.type == "cpu":  # elsewhere torch's own allocator keeps memory
-        _spare[:] = [max([*_spare, tape.memory], key=len)]
 
 
 def torch_forward(
@@ -371,10 +379,11 @@ def weight_gradients(tape: Tape, gradients: Gradients) -> Matrices:
     L, T, B, D = tape.y.shape
 
     def over_rows(d: Tensor, inputs: Tensor) -> Tensor:  # (L, T, B, N), (L, T, B, M) -> (L, N, M)
-        return torch.bmm(d.view(L, T * B, -1).transpose(1, 2), inputs.view(L, T * B, -1))
+        rows, inputs = (t.view(L, T * B, t.shape[-1]) for t in (d, inputs))
+        return torch.bmm(rows.transpose(1, 2), inputs)
 
     dwqkv = over_rows(tape.qkv, tape.hat1)
-    d_ocean_side = tape.kvo.view(T * B, -1).t() @ tape.ohat.view(T * B, D)  # (2DL, D)
+    d_ocean_side = tape.kvo.view(T * B, 2 * D * L).t() @ tape.ohat.view(T * B, D)  # (2DL, D)
     dwqkv[:, D:] += d_ocean_side.view(L, 2 * D, D)
     return Matrices(
         dwqkv,
@@ -390,7 +399,7 @@ def weight_gradients(tape: Tape, gradients: Gradients) -> Matrices:
 def _token_gradient(matrices: Matrices, tape: Tape, gradients: Gradients) -> Tensor:
     """dx⁰ (T, B, D): the residual path, and layer 1's q, k, v for all T at once."""
     T, B, D = tape.x0.shape
-    d_hat = tape.qkv[0].view(T * B, -1) @ matrices.wqkv[0]
+    d_hat = tape.qkv[0].view(T * B, 3 * D) @ matrices.wqkv[0]
     through, _, _ = torch.ops.aten.native_layer_norm_backward(
         d_hat.view(T, B, D), tape.x0, (D,), tape.mean0, tape.inv0, None, None, (True, False, False)
     )
@@ -419,9 +428,7 @@ def _stops(x: Tensor, reset: Tensor | None, truncate: int | None) -> Tensor | No
     return cut if reset is None else cut | reset
 
 
-def _check(
-    model: OceanTransformer, x: Tensor, ocean: Tensor, reset: Tensor | None, valid: Tensor | None
-) -> None:
+def _check(model: OceanCore, x: Tensor, ocean: Tensor, reset: Tensor | None, valid: Tensor | None) -> None:
     """The native loops trust shapes and dtypes."""
     B, T, D = x.shape
     if T < 1:

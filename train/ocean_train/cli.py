@@ -171,7 +171,21 @@ def _add_log_arguments(log: argparse._ArgumentGroup) -> None:
     log.add_argument("--classes", metavar="NAME", help="the column of the class to tell at each step")
     log.add_argument("--episode", metavar="NAME", help="the column that says whose a row is")
     log.add_argument(
-        "--time", metavar="NAME", help="the column of the time, in s or in its unit [ms], [us], [ns]"
+        "--time",
+        metavar="NAME",
+        help="the column of the time: dates, or numbers in the unit that is named here or by the column, as in "
+        "'stamp [us]', else in seconds",
+    )
+    log.add_argument(
+        "--csv",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="how a CSV is written, where that is not found by itself: separator, decimal, comment, encoding, header, "
+        "names, skip or missing; may be given several times (docs/sensors.md)",
+    )
+    log.add_argument(
+        "--no-header", action="store_true", help="no line of a CSV names the columns; they are c1, c2, ..."
     )
     log.add_argument("--rate", type=float, metavar="HZ", help="of a bag: steps a second")
     log.add_argument(
@@ -270,6 +284,8 @@ def _settings(args: argparse.Namespace, rate_hz: float | None) -> Settings:
 
 def _request(args: argparse.Namespace) -> Request:
     """What the arguments say of a log."""
+    from ocean_runtime.dialect import parse_options
+
     from ocean_train.logs import Request
 
     if not args.log:
@@ -285,6 +301,7 @@ def _request(args: argparse.Namespace) -> Request:
         args.time,
         args.rate,
         args.max_age,
+        parse_options(args.csv, args.no_header),
     )
 
 

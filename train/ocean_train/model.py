@@ -36,6 +36,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any, Literal
@@ -142,8 +143,11 @@ def time_constants(config: OceanConfig) -> list[float]:
 @lru_cache(maxsize=64)
 def _fixed_decay(config: OceanConfig, dtype: torch.dtype, device: torch.device) -> Tensor:
     """λ = 1 − 1/τ, (D,): a float32 number in any dtype, so that float64 checks the very model that is exported."""
-    decay = torch.tensor([1 - 1 / tau for tau in time_constants(config)], dtype=torch.float32)
-    return decay.to(device, dtype)
+    with torch.inference_mode(False):  # one made inside it could never be trained with
+        decay = torch.tensor(
+            [1 - 1 / tau for tau in time_constants(config)], dtype=torch.float32, device="cpu"
+        )
+        return decay.to(device, dtype)
 
 
 class Block(nn.Module):
@@ -188,28 +192,25 @@ class Block(nn.Module):
         return torch.sigmoid((q * (k_ocean - k)).sum(-1, keepdim=True) / math.sqrt(q.shape[-1]))
 
 
-class OceanTransformer(nn.Module):
-    """The model: an input map, L blocks, and a head. See the module's docstring for the equations."""
+class OceanCore(nn.Module):
+    """What each model of the Ocean is made of: an input map, L blocks, the final norm, and the decay of a leak.
 
-    def __init__(self, config: OceanConfig, seed: int | None = 0, first_weights: str = "normal") -> None:
-        """Weights are drawn from `seed` as `initialise` describes; None leaves them to be loaded."""
+    The models differ in what they put in front and behind: `OceanTransformer` has a head, `ocean_train.Ocean` is a
+    layer of somebody else's model.
+    """
+
+    def __init__(self, config: OceanConfig, embed: nn.Module) -> None:
         super().__init__()
-        self.config = config
         D = config.width
-        # The linear map of features has a bias: without one, LN1 would erase an observation's magnitude.
-        self.embed: nn.Module = (
-            nn.Embedding(config.inputs, D) if config.kind == "tokens" else nn.Linear(config.inputs, D)
-        )
+        self.config = config
+        self.embed = embed
         self.blocks = nn.ModuleList(Block(D, config.heads) for _ in range(config.layers))
         self.norm = nn.LayerNorm(D, eps=LAYER_NORM_EPS)
-        self.head = nn.Linear(D, config.outputs, bias=False)
         self.decay_logit = nn.Parameter(torch.zeros(D)) if config.learn_time_constants else None
-        if seed is not None:
-            initialise(self, seed, first_weights)
 
     def initial_ocean(self, batch: int) -> Tensor:
         """o₀ = 0, (B, D), on the weights' device and in their dtype."""
-        return self.head.weight.new_zeros(batch, self.config.width)
+        return self.norm.weight.new_zeros(batch, self.config.width)
 
     def decay(self) -> Tensor | None:
         """λ, (D,): the share of its previous value that each channel keeps; None for the relay, which keeps none."""
@@ -217,8 +218,11 @@ class OceanTransformer(nn.Module):
             return torch.sigmoid(self.decay_logit)
         if not self.config.leaky:
             return None
-        weight = self.head.weight
-        return _fixed_decay(self.config, weight.dtype, weight.device)
+        weight = self.norm.weight
+        find = (
+            _fixed_decay.__wrapped__ if traced() else _fixed_decay
+        )  # what is traced must not be kept for later
+        return find(self.config, weight.dtype, weight.device)
 
     def through_blocks(self, x: Tensor, ocean: Tensor) -> Tensor:
         """The embedded input and the previous ocean through all blocks: (..., D), (..., D) -> (..., D)."""
@@ -231,6 +235,19 @@ class OceanTransformer(nn.Module):
         x = self.through_blocks(x, ocean)
         decay = self.decay()
         return x if decay is None else decay * ocean + (1 - decay) * x
+
+
+class OceanTransformer(OceanCore):
+    """The model: an input map, L blocks, and a head. See the module's docstring for the equations."""
+
+    def __init__(self, config: OceanConfig, seed: int | None = 0, first_weights: str = "normal") -> None:
+        """Weights are drawn from `seed` as `initialise` describes; None leaves them to be loaded."""
+        # The linear map of features has a bias: without one, LN1 would erase an observation's magnitude.
+        of_tokens = config.kind == "tokens"
+        super().__init__(config, (nn.Embedding if of_tokens else nn.Linear)(config.inputs, config.width))
+        self.head = nn.Linear(config.width, config.outputs, bias=False)
+        if seed is not None:
+            initialise(self, seed, first_weights)
 
     def readout(self, ocean: Tensor) -> Tensor:
         """head(LNf(oₜ)): (..., D) -> (..., outputs)."""
@@ -264,12 +281,12 @@ class OceanTransformer(nn.Module):
         return self.readout(oceans), oceans[:, -1]
 
 
-Relay = Callable[[OceanTransformer, Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
+Relay = Callable[[OceanCore, Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
 """(model, x⁰ (B, T, D), o₀ (B, D), reset (B, T) or None, valid (B, T) or None) -> all oceans (B, T, D)."""
 
 
 def plain_relay(
-    model: OceanTransformer, x: Tensor, ocean: Tensor, reset: Tensor | None, valid: Tensor | None
+    model: OceanCore, x: Tensor, ocean: Tensor, reset: Tensor | None, valid: Tensor | None
 ) -> Tensor:
     """The loop over steps, written plainly: the definition that every faster relay is tested against."""
     oceans = []
@@ -280,6 +297,18 @@ def plain_relay(
         ocean = after if valid is None else torch.where(valid[:, t, None], after, ocean)
         oceans.append(ocean)
     return torch.stack(oceans, dim=1)
+
+
+def traced() -> bool:
+    """Under torch.compile, torch.export, torch.jit.trace or torch.func, where tensors may hold no numbers."""
+    transformed = torch._C._are_functorch_transforms_active
+    return torch.compiler.is_compiling() or torch._C._is_tracing() or transformed()
+
+
+def without_autocast(like: Tensor) -> AbstractContextManager[object]:
+    """A context in which torch.autocast leaves the dtypes alone: the state stays in that of the weights."""
+    kind = like.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 def initialise(model: nn.Module, seed: int, first_weights: str = "normal") -> None:
@@ -303,25 +332,29 @@ def initialise(model: nn.Module, seed: int, first_weights: str = "normal") -> No
         for module in model.modules():
             if isinstance(module, nn.Linear):
                 std = 1 / math.sqrt(module.in_features)
-                module.weight.copy_(torch.randn(module.weight.shape, generator=generator) * std)
+                module.weight.copy_(torch.randn(module.weight.shape, generator=generator, device="cpu") * std)
                 if module.bias is not None:
                     module.bias.zero_()
+            elif isinstance(module, nn.LayerNorm):
+                module.reset_parameters()
             elif isinstance(module, nn.Embedding):
-                module.weight.copy_(torch.randn(module.weight.shape, generator=generator) * EMBEDDING_STD)
-        if isinstance(model, OceanTransformer):
+                module.weight.copy_(
+                    torch.randn(module.weight.shape, generator=generator, device="cpu") * EMBEDDING_STD
+                )
+        if isinstance(model, OceanCore):
             if model.decay_logit is not None:
-                taus = torch.tensor(time_constants(model.config), dtype=torch.float64)
+                taus = torch.tensor(time_constants(model.config), dtype=torch.float64, device="cpu")
                 model.decay_logit.copy_(torch.logit((1 - 1 / taus).clamp(min=SMALLEST_LEARNED_DECAY)))
             if first_weights == "identity":
                 _pass_through(model, generator)
 
 
-def _pass_through(model: OceanTransformer, generator: torch.Generator) -> None:
+def _pass_through(model: OceanCore, generator: torch.Generator) -> None:
     """The first weights `identity`, over those drawn as `normal`."""
     for block in model.blocks:
         assert isinstance(block, Block)
         square, triangle = torch.linalg.qr(
-            torch.randn(block.wv.weight.shape, generator=generator, dtype=torch.float64)
+            torch.randn(block.wv.weight.shape, generator=generator, dtype=torch.float64, device="cpu")
         )
         orthogonal = (
             square * triangle.diagonal().sign()
@@ -331,7 +364,7 @@ def _pass_through(model: OceanTransformer, generator: torch.Generator) -> None:
         block.w2.weight.mul_(0.3)
     if isinstance(model.embed, nn.Linear):
         model.embed.weight.mul_(0.3)
-        model.embed.bias.copy_(torch.randn(model.embed.bias.shape, generator=generator))
+        model.embed.bias.copy_(torch.randn(model.embed.bias.shape, generator=generator, device="cpu"))
 
 
 def position_loss(config: OceanConfig, outputs: Tensor, targets: Tensor) -> Tensor:

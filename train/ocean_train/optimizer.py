@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,21 +31,31 @@ def update(model: nn.Module, optimizer: torch.optim.Optimizer, loss: float, lr: 
 
 
 def learning_rate(step: int, steps: int, peak: float) -> float:
-    """Linear from 0 to the peak over 100 steps (a tenth of a short run), then a half cosine down to 0."""
+    """The rate of one training step, counted from 0, of so many.
+
+    Linear from 0 to the peak over 100 steps (a tenth of a short run), then a half cosine down to 0.
+    """
     warm_up = min(WARM_UP_STEPS, max(1, steps // 10))
     if step < warm_up:
         return peak * (step + 1) / warm_up
     return peak * 0.5 * (1 + math.cos(math.pi * (step - warm_up) / (steps - warm_up)))
 
 
-def make_optimizer(model: nn.Module) -> torch.optim.AdamW:
-    """AdamW; weight decay on the matrices of linear maps only, none on biases, LayerNorm and embeddings."""
+def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
+    """Two groups for any optimizer of PyTorch: what weight decay pulls on, and what it leaves alone.
+
+    It is on the matrices of linear maps only; biases, LayerNorm, embeddings and all other parameters are left alone.
+    """
     decayed = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear)}
-    groups = [
+    return [
         {"params": [p for p in model.parameters() if id(p) in decayed], "weight_decay": WEIGHT_DECAY},
         {"params": [p for p in model.parameters() if id(p) not in decayed], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, betas=(0.9, 0.99), fused=True)
+
+
+def make_optimizer(model: nn.Module) -> torch.optim.AdamW:
+    """AdamW as `ocean-train` uses it, with `parameter_groups`; give each step's rate by `learning_rate`."""
+    return torch.optim.AdamW(parameter_groups(model), betas=(0.9, 0.99), fused=True)
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

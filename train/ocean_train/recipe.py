@@ -27,11 +27,10 @@ def defaults(
     log: a log of `rate_hz` rows a second (None: not known), whose `classes` are told or whose quantities are
     estimated.
     """
-    narrow_heads = width // 2 if width % 2 == 0 else 1  # two numbers a head
     if not log:
         return {
             "feed": "windows",
-            "heads": narrow_heads if model == "ocean" else 4,
+            "heads": narrow_heads(width) if model == "ocean" else 4,
             "lr": text_learning_rate(width),
         }
     shared = {"feed": "streams", "dropout": CLASSES_DROPOUT if classes else 0.0}
@@ -40,7 +39,7 @@ def defaults(
     steps = LOG_TIME_CONSTANT_STEPS if rate_hz is None else max(1.0, LOG_TIME_CONSTANT_S * rate_hz)
     return {
         **shared,
-        "heads": narrow_heads,
+        "heads": narrow_heads(width),
         "lr": 2e-3,
         "first_weights": "identity",
         "max_time_constant": float(f"{steps:.4g}"),
@@ -50,6 +49,11 @@ def defaults(
 def text_learning_rate(width: int) -> float:
     """The peak of the learning rate on a text: 0.5 / width, and at most 0.01; the same for each model."""
     return float(f"{min(LARGEST_TEXT_LEARNING_RATE, 0.5 / width):.3g}")
+
+
+def narrow_heads(width: int) -> int:
+    """Heads of an Ocean by default: two numbers a head; 1 where the width is odd."""
+    return width // 2 if width % 2 == 0 else 1
 
 
 def steps_of(time_constant: str, rate_hz: float | None) -> float:

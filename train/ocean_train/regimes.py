@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ocean_train import bptt, serial
 from ocean_train.leak import leaky_scan
-from ocean_train.model import OceanConfig, OceanTransformer, Relay, position_loss
+from ocean_train.model import OceanConfig, OceanCore, OceanTransformer, Relay, position_loss
 
 REGIMES = ("serial", "full", "detach")
 
@@ -40,7 +40,7 @@ def relay(
 
 
 def detach_relay(
-    model: OceanTransformer,
+    model: OceanCore,
     x: Tensor,
     ocean: Tensor,
     reset: Tensor | None,
@@ -76,7 +76,7 @@ def _before(oceans: Tensor, ocean: Tensor, reset: Tensor | None) -> Tensor:
 
 
 def _sweep(
-    model: OceanTransformer,
+    model: OceanCore,
     x: Tensor,
     oceans: Tensor,
     ocean: Tensor,

@@ -61,6 +61,10 @@ class Findings:
     """One line each."""
     ignored: list[str] = field(default_factory=list)
     """Columns that were not used."""
+    reasons: dict[str, str] = field(default_factory=dict)
+    """Why each of them was not."""
+    rows: int = 0
+    """Rows that were read."""
     missing: Whole = field(default_factory=_zeros)
     """(C,) values that were missing."""
     infinite: Whole = field(default_factory=_zeros)
@@ -110,6 +114,7 @@ class Spool:
             self.findings.missing = np.zeros(values.shape[1], np.int64)
             self.findings.infinite = np.zeros(values.shape[1], np.int64)
         infinite = np.isinf(values)
+        self.findings.rows += len(values)
         self.findings.infinite += infinite.sum(0)
         self.findings.missing += np.isnan(values).sum(0)
         values = np.where(infinite, np.nan, values)
