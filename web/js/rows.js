@@ -1,0 +1,3 @@
+// Rows of sensors through a stream. (to come)
+export class Rows {}
+export const observationOf = () => null;

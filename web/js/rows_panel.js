@@ -1,0 +1,4 @@
+// Rows of sensors: prediction against truth. (to come)
+export class RowsPanel {
+  open() {}
+}
