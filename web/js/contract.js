@@ -256,13 +256,10 @@ function checkTensor(name, dtype, shape) {
 }
 
 function checkValue(name, dtype, values) {
-  const limits = { int64: 2 ** 63 - 1, int32: 2 ** 31 - 1, uint8: 255, float32: 3.4028235677973366e38 };
-  const low = { int64: -(2 ** 63), int32: -(2 ** 31), uint8: 0 };
-  const held = values.every((value) => {
-    const number = Number(value);
-    if (!Number.isFinite(number)) return false;
-    return dtype === "bool" || (number <= (limits[dtype] ?? Infinity) && number >= (low[dtype] ?? -limits[dtype] ?? -Infinity));
-  });
+  const single = 3.4028235677973366e38; // half a step above float32's largest number, where rounding ends
+  const ranges = { int64: [-(2 ** 63), 2 ** 63 - 1], int32: [-(2 ** 31), 2 ** 31 - 1], uint8: [0, 255] };
+  const [low, high] = { ...ranges, float32: [-single, single] }[dtype] ?? [-Infinity, Infinity];
+  const held = values.every((value) => Number.isFinite(Number(value)) && value >= low && value <= high);
   if (!held) throw new OceanError(`the contract fills ${quoted(name)} with a value that ${dtype} can't hold`);
 }
 

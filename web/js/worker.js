@@ -48,7 +48,7 @@ async function work(job) {
   let records = [];
   let last = performance.now();
   const tell = async () => {
-    if (records.length) self.postMessage({ event: "steps", records, ...feeder.now() });
+    self.postMessage({ event: "steps", records, ...feeder.now() });
     records = [];
     await new Promise((resolve) => setTimeout(resolve)); // so that a "stop" is heard
     last = performance.now();
