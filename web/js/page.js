@@ -41,8 +41,8 @@ function load(bytes, name) {
     model = await client.call("load", { bytes, name });
     byId("model-name").textContent = name;
     byId("about").replaceChildren(...about(model));
-    for (const [kind, panel] of Object.entries(panels)) panel.open(model.feeds === kind ? model : null);
     byId("ocean-panel").hidden = !model.feeds;
+    for (const [kind, panel] of Object.entries(panels)) panel.open(model.feeds === kind ? model : null);
     for (const button of document.querySelectorAll(".with-model")) button.disabled = !model.feeds;
     strip.clear();
     byId("steps").textContent = "0";

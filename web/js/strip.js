@@ -81,6 +81,6 @@ function colour(share) {
 
 function roundedUp(value) {
   if (!value) return 1;
-  const unit = 10 ** Math.floor(Math.log10(value));
-  return Number((Math.ceil(value / unit) * unit).toPrecision(1));
+  const unit = 10 ** (Math.floor(Math.log10(value)) - 1);
+  return Number((Math.ceil(value / unit) * unit).toPrecision(2));
 }

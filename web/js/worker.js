@@ -27,7 +27,6 @@ const calls = {
       ...plain,
       tokenizer: tokenizer && { kind: tokenizer.kind, tokens: tokenizer.tokens },
       bytes: bytes.length,
-      width: model.contract.states[0] && feeder?.stream.ocean.length,
       feeds: feeder instanceof Text ? "text" : feeder instanceof Rows ? "rows" : "",
     };
   },
