@@ -142,9 +142,7 @@ class _Scripted(_Policy):
         ocean = copy.deepcopy(model.rnn.rnn.ocean).cpu()
         example = torch.zeros(1, ocean.input_size), ocean.initial_state(1)
         with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", torch.jit.TracerWarning
-            )  # of shapes and a decay that stay what they are
+            warnings.simplefilter("ignore")  # of shapes and a decay that stay what they are
             self.step: Any = torch.jit.trace(_Step(ocean), example)  # type: ignore[no-untyped-call]
         self.register_buffer("hidden_state", ocean.initial_state(1).detach())
 
