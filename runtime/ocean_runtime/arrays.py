@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ocean_runtime.clocks import Clock, find_clock, from_array
 from ocean_runtime.contract import Element
 from ocean_runtime.errors import InputError, NoColumnError
+from ocean_runtime.named_columns import find_named, names_column
 from ocean_runtime.tables import Row, element, label
 
 NAMES = ("name", "names")
@@ -92,16 +93,57 @@ class Arrays:
         return names
 
     def find(self, wanted: Element) -> int:
-        """The column of that name. Raises InputError where there is none, or its unit is another."""
-        for index, column in enumerate(self.columns):
-            if column.name == wanted.name:
-                if column.unit and wanted.unit and column.unit != wanted.unit:
-                    raise InputError(
-                        f"{self.name} has {wanted.name!r} in {column.unit}, expected in {wanted.unit}; convert it first"
-                    )
-                return index
-        known = ", ".join(column.name for column in self.columns)
-        raise NoColumnError(f"{self.name} has no column {wanted.name!r}; its columns are {known}")
+        """The column of that name; one that is looked up by name in each row becomes a column.
+
+        Raises InputError where there is none, its unit is another, or no row has the name.
+        """
+        places = {column.name: i for i, column in enumerate(self.columns)}
+        index = places.get(wanted.lookup) if wanted.lookup else None
+        if index is None and wanted.lookup:
+            index = self._look_up(places, wanted, wanted.lookup)
+        if index is None and (index := places.get(wanted.name)) is not None:
+            self._check_order(places, wanted.name)
+        if index is None:
+            index = self._look_up(places, wanted, wanted.name)
+        if index is None:
+            known = ", ".join(column.name for column in self.columns)
+            raise NoColumnError(f"{self.name} has no column {wanted.name!r}; its columns are {known}")
+        unit = self.columns[index].unit
+        if unit and wanted.unit and unit != wanted.unit:
+            raise InputError(
+                f"{self.name} has {wanted.name!r} in {unit}, expected in {wanted.unit}; convert it first"
+            )
+        return index
+
+    def _look_up(self, places: dict[str, int], wanted: Element, text: str) -> int | None:
+        """Makes the column of what is looked up in each row."""
+        named = find_named(places, text)
+        if named is None or named.listed:
+            return None
+        values = np.full(len(self.arrays[0]), np.nan)
+        found = np.zeros(len(values), bool)
+        for names, numbers in zip(named.names, named.values, strict=True):
+            here = ~found & (np.char.strip(self.arrays[names].astype(str)) == named.name)
+            values[here], found = self.numbers(numbers)[here], found | here
+        if not found.any():
+            known = ", ".join(dict.fromkeys(str(self.arrays[i][0]) for i in named.names))
+            raise InputError(f"{self.name}: no row has the name {named.name!r}; the first has {known}")
+        self.columns += (Element(text, self.columns[named.values[0]].unit),)
+        self.arrays.append(values)
+        return len(self.columns) - 1
+
+    def _check_order(self, places: dict[str, int], name: str) -> None:
+        """Raises InputError where the name of an element that an index names is not the same in every row."""
+        beside = names_column(places, name)
+        if beside is None or self.arrays[beside[1]].dtype.kind not in "US":
+            return
+        before, index, after = beside
+        found = np.unique(self.arrays[index])
+        if len(found) > 1:
+            raise InputError(
+                f"{self.name} has the names {', '.join(found[:3])} in column {self.columns[index].name!r}, so "
+                f"{name!r} is now one element, now another; give {before}[{found[0]}]{after}"
+            )
 
     def clock(self, wanted: Element, otherwise: str = "") -> Clock:
         """The column of the time, or the pair of columns; raises as `ocean_runtime.clocks.find_clock`."""

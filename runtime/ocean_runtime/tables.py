@@ -22,6 +22,7 @@ from ocean_runtime.clocks import SECONDS, Clock, find_clock, from_iso
 from ocean_runtime.contract import Element
 from ocean_runtime.dialect import BOOLEANS, MISSING, Dialect
 from ocean_runtime.errors import InputError, NoColumnError
+from ocean_runtime.named_columns import Named, find_named, items_of, names_column, place_of
 
 __all__ = ["MISSING", "SECONDS", "Row", "Table", "element", "label", "number"]
 _NAMED = re.compile(r"\s*(.*?)(\s*)(?:\[([^\[\]]*)\])?\s*")
@@ -91,6 +92,11 @@ class Table:
         self.dialect = dialect or Dialect()
         self.decimal = self.dialect.decimal
         """Settled by the first number that shows it."""
+        self._named: list[Named] = []
+        self._guards: dict[int, tuple[int, str]] = {}
+        """Of columns that an index names: the column of their names, and the first name there."""
+        self._lacking: dict[Named, list[str]] = {}
+        self._found: set[Named] = set()
         self.comment = (self.dialect.comment,) if self.dialect.comment else ()
         self._preamble = ""
         lines = dialects.lines_of(chunks, name, self.dialect.encoding)
@@ -249,20 +255,57 @@ class Table:
             yield count, cells
 
     def find(self, wanted: Element) -> int:
-        """The column of that name. Raises InputError where there is none, or its unit is another."""
-        for index, column in enumerate(self.columns):
-            if column.name == wanted.name:
-                if column.unit and wanted.unit and column.unit != wanted.unit:
-                    raise InputError(
-                        f"{self.name} has {wanted.name!r} in {column.unit}, expected in {wanted.unit}; "
-                        "convert it first"
-                    )
-                return index
-        for index, column in enumerate(self.columns):
-            if wanted.unit and column.name == f"{wanted.name}[{wanted.unit}]":
-                return index
-        known = ", ".join(column.name for column in self.columns)
-        raise NoColumnError(f"{self.name} has no column {wanted.name!r}; its columns are {known}")
+        """The column of that name, or a place beyond them for what is looked up by name in each row.
+
+        Raises InputError where there is none, or its unit is another.
+        """
+        places = {column.name: i for i, column in enumerate(self.columns)}
+        bracketed = f"{wanted.name}[{wanted.unit}]" if wanted.unit else wanted.name
+        if wanted.lookup and wanted.lookup in places:
+            index: int | None = places[wanted.lookup]
+        elif wanted.lookup and (named := find_named(places, wanted.lookup)) is not None:
+            index = self._look_up(named)
+        elif (index := places.get(wanted.name)) is not None:
+            self._guard(places, wanted.name, index)
+        elif (index := places.get(bracketed)) is None and (
+            named := find_named(places, bracketed) or find_named(places, wanted.name)
+        ) is not None:
+            index = self._look_up(named)
+        if index is None:
+            known = ", ".join(column.name for column in self.columns)
+            raise NoColumnError(f"{self.name} has no column {wanted.name!r}; its columns are {known}")
+        for column in self._sources(index):
+            unit = self.columns[column].unit
+            if unit and wanted.unit and unit != wanted.unit:
+                raise InputError(
+                    f"{self.name} has {wanted.name!r} in {unit}, expected in {wanted.unit}; convert it first"
+                )
+        return index
+
+    def _look_up(self, named: Named) -> int:
+        if named not in self._named:
+            self._named.append(named)
+        return len(self.columns) + self._named.index(named)
+
+    def _sources(self, index: int) -> tuple[int, ...]:
+        return (index,) if index < len(self.columns) else self._named[index - len(self.columns)].values
+
+    def _guard(self, places: dict[str, int], name: str, index: int) -> None:
+        """Of a column that an index names: its name in each row must be that of the first."""
+        beside = names_column(places, name)
+        if beside is not None:
+            self._guards.setdefault(index, (beside[1], ""))
+
+    def is_plain(self, index: int) -> bool:
+        """Whether a row's number is what stands in its cell, whatever stands in others."""
+        return index < len(self.columns) and index not in self._guards
+
+    def check_names(self) -> None:
+        """At the end: raises InputError where no row had a name that was looked up."""
+        for named in self._named:
+            if (found := self._lacking.get(named)) is not None:
+                names = ", ".join(found) or "no names"
+                raise InputError(f"{self.name}: no row has the name {named.name!r}; the first has {names}")
 
     def clock(self, wanted: Element, otherwise: str = "") -> Clock:
         """The column of the time, or the pair of columns; raises as `ocean_runtime.clocks.find_clock`."""
@@ -273,7 +316,7 @@ class Table:
     ) -> Iterator[Row]:
         """The wanted columns of each row, found by name; the column `episode` says whose it is, `time` when it was.
 
-        Raises InputError where a column is missing or a row has no time.
+        Raises InputError where a column is missing, a row has no time, or no row has a name that is looked up.
         """
         indices = [self.find(item) for item in wanted]
         whose = None if episode is None else self.find(episode)
@@ -287,6 +330,7 @@ class Table:
                 else tuple((label(self.columns[i]), cells[i].strip()) for i in clock.columns)
             )
             yield Row(count, now, "" if whose is None else cells[whose].strip(), values, stamp)
+        self.check_names()
 
     def seconds(self, count: int, cells: list[str], clock: Clock) -> float:
         """A row's time; raises InputError where it has none."""
@@ -305,11 +349,15 @@ class Table:
         return now
 
     def value(self, count: int, cells: list[str], index: int, what: str = "a number") -> float:
-        """One cell's number; raises InputError where it holds something else."""
-        cell, where = (
-            cells[index],
-            f"{self.name} row {count} has {cells[index]!r} in column {self.columns[index].name!r}",
-        )
+        """One cell's number, NaN where it is missing; raises InputError where it holds something else."""
+        if index >= len(self.columns):
+            return self._named_value(count, cells, self._named[index - len(self.columns)])
+        if index in self._guards:
+            self._check_guard(count, cells, index)
+        return self._number(count, cells[index], index, what)
+
+    def _number(self, count: int, cell: str, index: int, what: str = "a number") -> float:
+        where = f"{self.name} row {count} has {cell!r} in column {self.columns[index].name!r}"
         try:
             found = number(cell)
         except ValueError:
@@ -331,6 +379,38 @@ class Table:
                 raise InputError(f"{where}, with a point where other numbers have a decimal comma")
             self.decimal = "."
         return found
+
+    def _named_value(self, count: int, cells: list[str], named: Named) -> float:
+        """The number of the element of a name in this row; NaN where the row has no such name."""
+        if named.listed:
+            names, values = (items_of(cells[indices[0]]) for indices in (named.names, named.values))
+        else:
+            names, values = ([cells[i].strip() for i in indices] for indices in (named.names, named.values))
+        place = place_of(named, names)
+        if place is None:
+            if named not in self._found:
+                self._lacking.setdefault(named, [name for name in names if name])
+            return math.nan
+        self._found.add(named)
+        self._lacking.pop(named, None)
+        if place >= len(values):
+            raise InputError(
+                f"{self.name} row {count} has {len(values)} numbers in column {self.columns[named.values[0]].name!r} "
+                f"and {len(names)} names"
+            )
+        return self._number(count, values[place], named.values[0 if named.listed else place])
+
+    def _check_guard(self, count: int, cells: list[str], index: int) -> None:
+        beside, first = self._guards[index]
+        found = cells[beside].strip()
+        if not first:
+            self._guards[index] = beside, found
+        elif found and found != first:
+            array = self.columns[index].name.partition("[")[0]
+            raise InputError(
+                f"{self.name} row {count} has the name {found!r} in column {self.columns[beside].name!r}, and rows "
+                f"before it {first!r}, so {self.columns[index].name!r} is another element; give {array}[{first}]"
+            )
 
     def _cells(self, line: str) -> list[str]:
         try:

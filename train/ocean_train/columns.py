@@ -18,6 +18,7 @@ from ocean_runtime.clocks import Clock
 from ocean_runtime.contract import Element
 from ocean_runtime.dialect import COMMENTS, Dialect
 from ocean_runtime.errors import InputError
+from ocean_runtime.named_columns import by_name
 from ocean_runtime.tables import Table, element, label
 
 from ocean_train.observations import Array
@@ -132,8 +133,13 @@ class CsvSource:
                         self._look(found[index], number, cells, index)
         return [found[index] for index in indices]
 
+    def lookup(self, item: Element) -> str:
+        """`position[elbow]` for `position[0]`, where a column of the table names that element so."""
+        places = {column.name: i for i, column in enumerate(self.columns)}
+        return by_name(places, item.name, self._first[0][1])
+
     def blocks(self, choice: Choice, roles: Roles) -> Iterator[Block]:
-        """All rows. Raises InputError where a cell that is wanted is no number."""
+        """All rows. Raises InputError where a cell that is wanted is no number, or no row has a name."""
         table = self.table
         numeric = [table.find(item) for item in choice.numeric]
         clock = table.clock(element(roles.time), choice.time_unit) if roles.time else None
@@ -150,6 +156,7 @@ class CsvSource:
                     words[-1] if roles.classes else None,
                 )
             if not (lines := self._take()):
+                table.check_names()
                 return
             try:
                 values, times, words = self._parse_plain(lines, numeric, clock, texts)
@@ -171,9 +178,9 @@ class CsvSource:
     def _parse_plain(
         self, lines: list[str], numeric: list[int], clock: Clock | None, texts: list[int]
     ) -> tuple[Array, Array | None, list[list[str]]]:
-        """The same, ten times as fast; ValueError where a line has quotes, a comment, a missing value or no number."""
+        """The same, ten times as fast; ValueError where that can't be, as with a quote or a missing value."""
         separator, count = self.table.separator, len(self.columns) - 1
-        if separator == " " or self.table.decimal == ",":
+        if separator == " " or self.table.decimal == "," or not all(map(self.table.is_plain, numeric)):
             raise ValueError
         if any(line.count(separator) != count or '"' in line or line.startswith(COMMENTS) for line in lines):
             raise ValueError
@@ -216,6 +223,11 @@ class NpzSource:
         """Nothing: `seen` looks at all rows."""
         return [Seen() for _ in indices]
 
+    def lookup(self, item: Element) -> str:
+        """As of a CSV."""
+        places = {column.name: i for i, column in enumerate(self.columns)}
+        return by_name(places, item.name, [str(array[0]) for array in self.table.arrays])
+
     def blocks(self, choice: Choice, roles: Roles) -> Iterator[Block]:
         """All rows. Raises InputError where an array that is wanted is not numeric."""
         table = self.table
@@ -251,6 +263,7 @@ def choose(paths: Sequence[Path], roles: Roles, dialect: Dialect) -> Choice:
     """
     seen: dict[str, Seen] = {}
     units: dict[str, str] = {}
+    lookups: dict[str, str] = {}
     unused: list[str] = []
     clocks: list[Clock] = []
     others = {element(name).name for name in (roles.episode, roles.classes) if name}
@@ -263,6 +276,9 @@ def choose(paths: Sequence[Path], roles: Roles, dialect: Dialect) -> Choice:
         if roles.time:
             clocks.append(source.table.clock(element(roles.time)))
             others |= {item.name for item in clocks[-1].names}
+        for item in (*features, *targets, *([] if features else source.columns)):
+            if text := source.lookup(item):
+                lookups.setdefault(item.name, text)
         found = source.seen()
         empty = [
             i
@@ -301,7 +317,7 @@ def choose(paths: Sequence[Path], roles: Roles, dialect: Dialect) -> Choice:
         choice.ignored[text.partition(" (")[0]] = text.partition(" (")[2].rstrip(")")
     # The unit that a table gives holds where the request names none.
     choice.features, choice.targets = (
-        tuple(e if e.unit else Element(e.name, units.get(e.name, "")) for e in items)
+        tuple(Element(e.name, e.unit or units.get(e.name, ""), lookup=lookups.get(e.name, "")) for e in items)
         for items in (features, targets)
     )
     _settle_time(choice, clocks)

@@ -20,6 +20,9 @@ SHOWN_COLUMNS = 20
 TOPIC_MESSAGES = 2000
 """Messages of each topic that are looked at to tell its rate."""
 
+LISTED_MESSAGES = 50
+"""Messages of each topic whose fields are listed."""
+
 
 def preview(request: Request, settings: Settings, validate_on: Sequence[str] = ()) -> Iterator[str]:
     """Lines of text on what was found, and on what would be done about it. Raises as `read_log` does.
@@ -48,7 +51,10 @@ def bag_lines(path: Path) -> Iterator[str]:
             fields: list[str] = []
             if count:
                 for time, _, message in bag.messages([topic]):
-                    fields = fields or numeric_fields(message)
+                    if len(times) < LISTED_MESSAGES:  # on /tf, each may hold another frame
+                        paths = zip(numeric_fields(message), numeric_fields(message, named=True), strict=True)
+                        known = [a if a == b else f"{a} or {b}" for a, b in paths]
+                        fields = list(dict.fromkeys([*fields, *known]))
                     times.append(time)
                     if len(times) == TOPIC_MESSAGES:
                         break
@@ -111,6 +117,9 @@ def left_out(log: Log) -> Iterator[str]:
             f"{counted(len(not_asked), 'column')} not asked for: {', '.join(not_asked[:SHOWN_COLUMNS])}"
             + _more(not_asked)
         )
+    lookups = {e.name: e.lookup for e in (*log.features, *log.outputs) if e.lookup}
+    if named := [f"{name} is {lookup}" for name, lookup in lookups.items()]:
+        yield f"looked up by name in each row: {', '.join(named[:SHOWN_COLUMNS])}{_more(named)}"
     causes = [
         f"{count:,} {cause}"
         for count, cause in (
