@@ -124,7 +124,7 @@ def _parser() -> argparse.ArgumentParser:
         "--csv",
         action="append",
         metavar="KEY=VALUE",
-        help="how the CSV is written, where that is not found by itself: separator, decimal, comment, encoding, "
+        help="how the CSV is written, where that is not found by itself: separator, decimal, thousands, comment, encoding, "
         "header, names, skip or missing; may be given several times (see docs/sensors.md)",
     )
     parser.add_argument(

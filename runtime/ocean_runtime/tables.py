@@ -18,14 +18,23 @@ from typing import NamedTuple
 import numpy as np
 
 from ocean_runtime import dialect as dialects
+from ocean_runtime.cells import (
+    MISSING,
+    comma_number,
+    is_number,
+    is_unit,
+    number,
+    without_thousands,
+)
 from ocean_runtime.clocks import SECONDS, Clock, find_clock, from_iso
 from ocean_runtime.contract import Element
-from ocean_runtime.dialect import BOOLEANS, MISSING, Dialect
+from ocean_runtime.dialect import Dialect
 from ocean_runtime.errors import InputError, NoColumnError
 from ocean_runtime.named_columns import Named, find_named, items_of, names_column, place_of
 
 __all__ = ["MISSING", "SECONDS", "Row", "Table", "element", "label", "number"]
 _NAMED = re.compile(r"\s*(.*?)(\s*)(?:\[([^\[\]]*)\])?\s*")
+_RULE = re.compile(r"[\s|+:=-]*-{3,}[\s|+:=-]*")
 _INDEX = re.compile(r"\d+(:\d+)?")
 
 
@@ -54,7 +63,7 @@ def element(text: str) -> Element:
     match = _NAMED.fullmatch(text)
     if match is None or not match[1] or match[3] is None or _INDEX.fullmatch(match[3].strip()):
         return Element(text.strip())
-    if not match[2] and (":" in match[1] or not dialects.is_unit(match[3])):
+    if not match[2] and (":" in match[1] or not is_unit(match[3])):
         return Element(text.strip())
     return Element(match[1], match[3].strip())
 
@@ -62,22 +71,6 @@ def element(text: str) -> Element:
 def label(item: Element) -> str:
     """What `element` reads back."""
     return f"{item.name} [{item.unit}]" if item.unit else item.name
-
-
-def number(cell: str) -> float:
-    """A cell's number, NaN where it is missing; raises ValueError for anything else."""
-    try:
-        value = float(cell)
-    except ValueError:
-        text = cell.strip().lower()
-        if text in MISSING:
-            return math.nan
-        if text in BOOLEANS:
-            return BOOLEANS[text]
-        raise
-    if "_" in cell:  # Python reads 2026_11_30 as a number of eight digits; a date is none
-        raise ValueError(cell)
-    return value
 
 
 class Table:
@@ -114,6 +107,8 @@ class Table:
             heading, ahead = self._preamble, [first]
         else:
             heading, second, ahead = first, self._next(lines), []
+            if _RULE.fullmatch(second):  # a line between the names and the rows, as in Markdown
+                second = self._next(lines)
             self.separator = self.separator or dialects.find_separator(first, second)
         ahead += [second] if second else []
         if heading:
@@ -121,12 +116,24 @@ class Table:
         else:
             count = len(self._cells(first))
             cells = list(self.dialect.names) or [f"c{i + 1}" for i in range(count)]
+        self._names = cells
         self.columns = self._elements(cells)
         self._check_names(ahead[0] if ahead else "")
         if heading and len(ahead) == 1 and self._take_units(ahead[0]):
             ahead = []
-        self.lines: Iterator[str] = chain(ahead, lines)
+        self.is_cut = False
+        """Whether the last line read has no line break, as where a file was cut off."""
+        self.lines: Iterator[str] = self._watched(chain(ahead, lines))
         """Those that nobody has read yet."""
+        missing = [text for text in self.dialect.missing if is_number(text)]
+        self._no_values = {number(text) for text in missing}
+        self.is_verbatim = self.decimal != "," and not (self.dialect.missing or self.dialect.thousands)
+        """Whether a cell that Python reads as a number is that number."""
+
+    def _watched(self, lines: Iterable[str]) -> Iterator[str]:
+        for line in lines:
+            self.is_cut = not line.endswith("\n")
+            yield line
 
     def _next(self, lines: Iterator[str], preamble: bool = False) -> str:
         """The next line with something in it; comments before the table are passed over."""
@@ -157,8 +164,8 @@ class Table:
             names, cells = (dialects.cells_of(line, separator) for line in (self._preamble, first))
         except csv.Error:
             return False
-        found = len(names) == len(cells) and not any(map(dialects.is_number, names))
-        if not found or not any(map(dialects.is_number, cells)):
+        found = len(names) == len(cells) and not any(map(is_number, names))
+        if not found or not any(map(is_number, cells)):
             return False
         self.separator = separator
         return True
@@ -176,7 +183,7 @@ class Table:
         """below: the line after the names; one of another length is itself an error, which names both."""
         names = [column.name for column in self.columns]
         how = "where no line names them, give --no-header (c1, c2, ...) or --csv names=a,b,c"
-        wrong = [name for name in names if dialects.is_number(name)]
+        wrong = [name for name in names if is_number(name)]
         if wrong and self.dialect.header is None and (not below or len(self._cells(below)) == len(names)):
             raise InputError(
                 f"{self.name} starts with numbers, such as {wrong[0]!r}; its first line must name the columns; {how}; "
@@ -193,16 +200,12 @@ class Table:
             cells = dialects.cells_of(line, self.separator)
         except csv.Error:
             return False
-        if len(cells) != len(self.columns) or any(map(dialects.is_number, cells)):
+        if len(cells) != len(self.columns) or any(map(is_number, cells)):
             return False
         filled = [cell for cell in cells if cell.strip()]
         units = [dialects.unit_of(cell) for cell in cells]
         named = sum(map(bool, units))  # a lone one may be a class, such as A, in a row without numbers
-        if (
-            not all(map(dialects.is_unit, filled))
-            or named < min(2, len(cells))
-            or 2 * len(filled) <= len(cells)
-        ):
+        if not all(map(is_unit, filled)) or named < min(2, len(cells)) or 2 * len(filled) <= len(cells):
             return False
         for column, unit in zip(self.columns, units, strict=True):
             if column.unit and unit and column.unit != unit:
@@ -230,6 +233,8 @@ class Table:
                 raise InputError(f"{self.name} row {count + 1} is not CSV: {error}") from None
             if not cells or (len(cells) == 1 and not cells[0].strip()):
                 continue  # an empty line, or one of blanks
+            if len(cells) == len(self.columns) + 1 and not cells[-1].strip():
+                del cells[-1]  # a separator at the end
             if cells[0].startswith(dialects.COMMENTS) and cells[0].strip().lower() not in MISSING:
                 if cells[0].startswith(self.comment):
                     continue
@@ -242,6 +247,11 @@ class Table:
             elif self.comment and cells[0].startswith(self.comment):
                 continue
             count += 1
+            if cells == self._names:
+                raise InputError(
+                    f"{self.name} row {count} has the names of the columns again, as where files were joined; give "
+                    "each file by itself, or remove the line"
+                )
             if len(cells) != len(self.columns):
                 hint = (
                     "; if lines before the names are no part of the table, give --csv skip=LINES"
@@ -358,14 +368,16 @@ class Table:
 
     def _number(self, count: int, cell: str, index: int, what: str = "a number") -> float:
         where = f"{self.name} row {count} has {cell!r} in column {self.columns[index].name!r}"
+        if cell.strip().lower() in self.dialect.missing:
+            return math.nan
+        if self.dialect.thousands is not None:
+            cell = without_thousands(cell, self.dialect.thousands)
         try:
             found = number(cell)
         except ValueError:
-            if cell.strip().lower() in self.dialect.missing:
-                return math.nan
-            found_text = dialects.comma_number(cell, self.decimal)
+            found_text = comma_number(cell, self.decimal)
             if found_text is None:
-                raise InputError(f"{where}, which is not {what}") from None
+                raise InputError(f"{where}, which is not {what}{self._advice(cell)}") from None
             if found_text[1] is None:
                 how = "a point" if self.decimal == "." else "a comma or a point"
                 raise InputError(
@@ -374,11 +386,22 @@ class Table:
                 ) from None
             self.decimal = ","
             return float(found_text[0])
+        if found in self._no_values:
+            return math.nan
         if "." in cell and math.isfinite(found):
             if self.decimal == ",":
                 raise InputError(f"{where}, with a point where other numbers have a decimal comma")
             self.decimal = "."
         return found
+
+    def _advice(self, cell: str) -> str:
+        """What to type where a number has separators of thousands."""
+        if self.dialect.thousands is None:
+            for mark in ("'", "space", *",."):
+                plain = without_thousands(cell, mark)
+                if plain != cell and is_number(plain):
+                    return f'; if it is {plain}, give --csv "thousands={mark}"'
+        return ""
 
     def _named_value(self, count: int, cells: list[str], named: Named) -> float:
         """The number of the element of a name in this row; NaN where the row has no such name."""

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from ocean_runtime.arrays import Arrays
+from ocean_runtime.cells import looks_like_number
 from ocean_runtime.clocks import Clock
 from ocean_runtime.contract import Element
 from ocean_runtime.dialect import COMMENTS, Dialect
@@ -35,6 +36,8 @@ class Seen:
     numbers: int = 0
     missing: int = 0
     words: int = 0
+    decorated: int = 0
+    """Of the words, those that look like numbers: `1'234.5`, `12 %`."""
     word: str = ""
     """The first of them."""
     error: str = ""
@@ -45,7 +48,7 @@ class Seen:
     def add(self, other: Seen) -> None:
         """Take in the rows of another table."""
         self.numbers, self.missing = self.numbers + other.numbers, self.missing + other.missing
-        self.words += other.words
+        self.words, self.decorated = self.words + other.words, self.decorated + other.decorated
         self.word, self.error = self.word or other.word, self.error or other.error
         self.kind = self.kind or other.kind
 
@@ -97,6 +100,11 @@ class CsvSource:
         if not self._first:
             raise LogError(f"{path} has no row after its first line")
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether the last row has no line break; known once all blocks are read."""
+        return self.table.is_cut
+
     def _take(self) -> list[str]:
         """The next lines; a cell may go over several."""
         lines = list(islice(self.table.lines, BLOCK_ROWS))
@@ -117,6 +125,7 @@ class CsvSource:
             value = self.table.value(count, cells, index)
         except InputError as error:
             seen.words += 1
+            seen.decorated += looks_like_number(cells[index])
             seen.word, seen.error = seen.word or cells[index].strip(), seen.error or str(error)
         else:
             seen.numbers, seen.missing = seen.numbers + (value == value), seen.missing + (value != value)
@@ -180,12 +189,14 @@ class CsvSource:
     ) -> tuple[Array, Array | None, list[list[str]]]:
         """The same, ten times as fast; ValueError where that can't be, as with a quote or a missing value."""
         separator, count = self.table.separator, len(self.columns) - 1
-        if separator == " " or self.table.decimal == "," or not all(map(self.table.is_plain, numeric)):
+        if separator == " " or not self.table.is_verbatim or not all(map(self.table.is_plain, numeric)):
             raise ValueError
         if any(line.count(separator) != count or '"' in line or line.startswith(COMMENTS) for line in lines):
             raise ValueError
         indices = [*numeric, *(clock.columns if clock is not None else ())]
         values = np.loadtxt(lines, np.float64, None, separator, usecols=indices, ndmin=2)
+        if self.table.decimal == ",":
+            raise ValueError
         if self.table.decimal is None and any("." in line for line in lines):
             self.table.decimal = "."
         words = [[line.rstrip("\r\n").split(separator)[index] for line in lines] for index in texts]
@@ -196,6 +207,8 @@ class CsvSource:
 
 class NpzSource:
     """An .npz file, given a block at a time."""
+
+    is_cut = False
 
     def __init__(self, path: Path) -> None:
         """Raises LogError where the file can't be read."""
@@ -311,7 +324,7 @@ def choose(paths: Sequence[Path], roles: Roles, dialect: Dialect) -> Choice:
         raise LogError(f"{twice!r} can't be a feature and something else at once")
     used = others | {item.name for item in features}
     for name in seen:
-        if name not in used and name not in choice.ignored:
+        if name and name not in used and name not in choice.ignored:
             choice.ignored[name] = NOT_ASKED_FOR
     for text in dict.fromkeys(unused):
         choice.ignored[text.partition(" (")[0]] = text.partition(" (")[2].rstrip(")")
@@ -330,12 +343,19 @@ def _is_feature(name: str, seen: Seen, ignored: dict[str, str]) -> bool:
         ignored["a column without a name"] = "such as the row numbers that pandas writes"
     elif seen.numbers and not seen.words and not seen.kind:
         return True
-    elif seen.numbers >= seen.words and seen.words:
+    elif seen.words and seen.numbers + 2 * seen.decorated >= seen.words:
         total = seen.numbers + seen.words
+        found = seen.error or f"column {name!r} holds {seen.word!r}"
+        if seen.decorated:
+            raise LogError(
+                f"{found}; of the {total:,} values that were looked at, {seen.decorated:,} look like numbers with "
+                f"something added, and {seen.numbers:,} are numbers: mend it, or leave the column out by naming the "
+                "--features"
+            )
         raise LogError(
-            f"{seen.error or f'column {name!r} holds {seen.word!r}'}, but {seen.numbers:,} of the {total:,} values "
-            f"that were looked at are: mend it, leave the column out by naming the --features, or, where {seen.word!r} "
-            f"stands for no value, give --csv missing={seen.word}"
+            f"{found}, but {seen.numbers:,} of the {total:,} values that were looked at are: mend it, leave the column "
+            f"out by naming the --features, or, where {seen.word!r} stands for no value, give --csv "
+            f"missing={seen.word}"
         )
     elif seen.kind:
         ignored[name] = f"of type {seen.kind}"

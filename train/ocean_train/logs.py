@@ -32,7 +32,7 @@ from ocean_runtime.contract import Element
 from ocean_runtime.dialect import Dialect
 from ocean_runtime.tables import element
 
-from ocean_train.columns import Choice, Roles, choose, open_table
+from ocean_train.columns import Choice, Roles, Source, choose, open_table
 from ocean_train.observations import Array, Target
 from ocean_train.spool import BLOCK_ROWS, Block, Findings, LogError, Spool
 from ocean_train.wording import counted
@@ -170,13 +170,12 @@ def _blocks(
 ) -> Iterator[Block]:
     if is_bag(path):
         return _bag_blocks(path, request, layout, findings)
-    blocks = open_table(path, request.dialect).blocks(layout, request.roles)
-    return _timed(path, blocks, request, layout, findings, rates)
+    return _timed(path, open_table(path, request.dialect), request, layout, findings, rates)
 
 
 def _timed(
     path: Path,
-    blocks: Iterable[Block],
+    source: Source,
     request: Request,
     layout: _Layout,
     findings: Findings,
@@ -186,7 +185,7 @@ def _timed(
     clock = element(layout.time) if layout.time else None
     watch = Watch(str(path), request.max_age_s, clock, rates[0] if rates else None)
     count, last_time, last_key = 0, None, None
-    for block in blocks:
+    for block in source.blocks(layout, request.roles):
         count += len(block.values)
         keys = np.array([key.strip() for key in block.episodes])
         times = np.zeros(len(keys)) if block.times is None else block.times
@@ -206,6 +205,8 @@ def _timed(
     if block_period := watch.period:
         rates.append(1 / block_period)
         line += f", {rates[-1]:.4g} rows a second"
+    if source.is_cut:
+        line += "; it ends without a line break: if it was cut off, its last row may be wrong"
     findings.sources.append(line)
 
 

@@ -22,6 +22,10 @@ TOPIC_MESSAGES = 2000
 
 LISTED_MESSAGES = 50
 """Messages of each topic whose fields are listed."""
+NO_VALUES = frozenset(
+    [s * n for s in (1.0, -1.0) for n in (99, 999, 9999, 99999, 999999, 1e20, 1e30, 1e31, 1e38)] + [-32768.0]
+)
+"""Numbers by which some programs say that there is no value."""
 
 
 def preview(request: Request, settings: Settings, validate_on: Sequence[str] = ()) -> Iterator[str]:
@@ -163,6 +167,18 @@ def remarks(data: Sensors) -> Iterator[str]:
             yield f"{column.element.name}: {remark}"
 
 
+def _stands_alone(log: Log, i: int, value: float) -> int:
+    """In how many rows column i has this value, where all others are less than half as far from zero; else 0."""
+    count = 0
+    for start in range(0, len(log.rows), BLOCK_ROWS):
+        rows = np.asarray(log.rows[start : start + BLOCK_ROWS, i])
+        here = rows == value
+        if (2 * np.abs(rows[~here]) >= abs(value)).any():
+            return 0
+        count += int(here.sum())
+    return count
+
+
 def _remarks(data: Sensors, column: Column, i: int) -> Iterator[str]:
     found = data.log.findings
     filled = ", filled with the last value before in the same episode"
@@ -170,6 +186,12 @@ def _remarks(data: Sensors, column: Column, i: int) -> Iterator[str]:
         yield counted(count, "missing value") + filled
     if count := int(found.infinite[i]):
         yield counted(count, "infinite value") + filled
+    for value in sorted({column.low, column.high}):
+        if value in NO_VALUES and (count := _stands_alone(data.log, i, value)):
+            yield (
+                f"{value:g} stands in {counted(count, 'row')}, far from all others: if it stands for no value, give "
+                f"--csv missing={value:g}, or write NaN in its place"
+            )
     if column.element.reference:
         yield (
             f"too large for float32 beside its changes: {column.element.reference:.17g} is subtracted in float64 "
