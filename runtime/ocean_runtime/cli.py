@@ -124,8 +124,8 @@ def _parser() -> argparse.ArgumentParser:
         "--csv",
         action="append",
         metavar="KEY=VALUE",
-        help="how the CSV is written, where that is not found by itself: separator, decimal, thousands, comment, encoding, "
-        "header, names, skip or missing; may be given several times (see docs/sensors.md)",
+        help="how the CSV is written, where that is not found by itself: separator, decimal, thousands, comment, "
+        "encoding, header, names, skip or missing; may be given several times (docs/dialects.md)",
     )
     parser.add_argument(
         "--no-header",

@@ -114,7 +114,7 @@ def read_source(
         )
         ahead = WATCHED + 1 if source != "-" and path.is_file() else 1
         yield from watched(table.rows(wanted, whose, clock), watch, ahead)
-        if isinstance(table, Table) and table.is_cut:
+        if source != "-" and isinstance(table, Table) and table.is_cut:
             say(f"{table.name} ends without a line break: if it was cut off, its last row may be wrong")
         return
     if episode is not None or time is not None:

@@ -39,8 +39,8 @@ def add(log: argparse._ArgumentGroup) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="how a CSV is written, where that is not found by itself: separator, decimal, thousands, comment, encoding, "
-        "header, names, skip or missing; may be given several times (docs/sensors.md)",
+        help="how a CSV is written, where that is not found by itself: separator, decimal, thousands, comment, "
+        "encoding, header, names, skip or missing; may be given several times (docs/dialects.md)",
     )
     log.add_argument(
         "--no-header", action="store_true", help="no line of a CSV names the columns; they are c1, c2, ..."
