@@ -1,4 +1,4 @@
-"""Rows from an .npz file: each array of shape (N,) is a column, of shape (N, K) several."""
+"""Rows from arrays on disk: in .npz each array of shape (N,) is a column, of shape (N, K) several; or Parquet."""
 
 from __future__ import annotations
 
@@ -14,37 +14,27 @@ from ocean_runtime.clocks import Clock, find_clock, from_array
 from ocean_runtime.contract import Element
 from ocean_runtime.errors import InputError, NoColumnError
 from ocean_runtime.named_columns import find_named, names_column
+from ocean_runtime.parquet import read_parquet
 from ocean_runtime.tables import Row, element, label
 
 NAMES = ("name", "names")
+SUFFIXES = (".npz", ".parquet")
 BLOCK_ROWS = 4096
 
 
 class Arrays:
-    """The columns of an .npz file, as `tables.Table` has those of a CSV.
+    """The columns of an .npz or Parquet file, as `tables.Table` has those of a CSV.
 
     The K columns of an array of shape (N, K) are `imu[0]`, `imu[1]`, ...; or `position[elbow]`, ... where an array of
     K texts called `position_names`, `names` or `name` names them.
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises InputError where the file is no .npz, holds pickles, or arrays of several lengths."""
+        """Raises InputError where the file can't be read, holds pickles, or arrays of several lengths."""
         self.name = str(path)
         self.unused: list[str] = []
         """Arrays that are no columns: their names, and why."""
-        found: dict[str, NDArray[Any]] = {}
-        try:
-            loaded = np.load(path, allow_pickle=False)
-            if not isinstance(loaded, np.lib.npyio.NpzFile):
-                raise InputError(
-                    f"{path} holds one array without a name; write it by numpy.savez, as name=array"
-                )
-            with loaded as arrays:
-                found = {key: arrays[key] for key in arrays.files}
-        except InputError:
-            raise
-        except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-            raise InputError(f"{path} can't be read as .npz without pickle: {error}") from None
+        found = read_parquet(path) if path.suffix == ".parquet" else _read_npz(path)
         names = self._take_names(found)
         items: list[tuple[Element, NDArray[Any]]] = []
         for key, array in found.items():
@@ -189,3 +179,21 @@ class Arrays:
                 [float(array[i]) for array in numbers],
                 tuple((name, str(array[i])) for name, array in clocks),
             )
+
+
+def is_arrays(path: Path) -> bool:
+    """Whether a file is one of arrays, by its name."""
+    return path.suffix in SUFFIXES
+
+
+def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        if not isinstance(loaded, np.lib.npyio.NpzFile):
+            raise InputError(f"{path} holds one array without a name; write it by numpy.savez, as name=array")
+        with loaded as arrays:
+            return {key: arrays[key] for key in arrays.files}
+    except InputError:
+        raise
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise InputError(f"{path} can't be read as .npz without pickle: {error}") from None

@@ -22,7 +22,7 @@ MAX_PREAMBLE_LINES = 1000
 SEPARATORS = {",": ",", ";": ";", "tab": "\t", "\t": "\t", "\\t": "\t", "|": "|", "space": " ", " ": " "}
 COMMENTS = ("#", "%", "//")
 _MAGIC = (
-    (b"PAR1", "Parquet"),
+    (b"PAR1", "Parquet, whose name must end with .parquet"),
     (b"PK\x03\x04", "a zip archive, such as .xlsx or .npz"),
     (b"\xfd7zXZ", "an .xz archive"),
     (b"\x28\xb5\x2f\xfd", "a .zst archive"),

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from ocean_runtime.arrays import Arrays
+from ocean_runtime.arrays import Arrays, is_arrays
 from ocean_runtime.bags import MAX_AGE_S, Bag, is_bag, named_fields, open_bag, parse_field, read_rows
 from ocean_runtime.clocks import WATCHED, Clock, Watch, watched
 from ocean_runtime.contract import Element, Tensor
@@ -87,7 +87,7 @@ def read_source(
     say: Callable[[str], None] = lambda line: None,
     dialect: Dialect | None = None,
 ) -> Iterator[Row]:
-    """The model's elements, by name, from a bag or an .npz at `source`, or else from the CSV that `chunks()` gives.
+    """The model's elements, by name, from a bag or arrays at `source`, or else from the CSV that `chunks()` gives.
 
     A bag is brought to the contract's rate as in training. `episode` and `time` name a table's columns; where they
     are not given they are those of training, as far as this table has them, and where they are empty there are none;
@@ -97,7 +97,7 @@ def read_source(
     contract, wanted = stream.model.contract, observation_of(stream).elements
     path = Path(source)
     if source == "-" or not is_bag(path):
-        if path.suffix == ".npz" and path.is_file():
+        if is_arrays(path) and path.is_file():
             table: Table | Arrays = Arrays(path)
         else:
             table = Table(chunks(), "standard input" if source == "-" else source, dialect)

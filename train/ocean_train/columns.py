@@ -1,4 +1,4 @@
-"""Tables on disk (CSV, .npz) as blocks of numbers, and which of their columns a model is to read.
+"""Tables on disk (CSV, .npz, Parquet) as blocks of numbers, and which of their columns a model is to read.
 
 The choice is made over the first rows of all tables, so that their order has no part in it.
 
@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from ocean_runtime.arrays import Arrays
+from ocean_runtime.arrays import Arrays, is_arrays
 from ocean_runtime.cells import looks_like_number
 from ocean_runtime.clocks import Clock
 from ocean_runtime.contract import Element
@@ -206,7 +206,7 @@ class CsvSource:
 
 
 class NpzSource:
-    """An .npz file, given a block at a time."""
+    """An .npz or Parquet file, given a block at a time."""
 
     is_cut = False
 
@@ -264,8 +264,8 @@ Source = CsvSource | NpzSource
 
 
 def open_table(path: Path, dialect: Dialect) -> Source:
-    """By the file's name: .npz, or else a CSV."""
-    return NpzSource(path) if path.suffix == ".npz" else CsvSource(path, dialect)
+    """By the file's name: .npz, .parquet, or else a CSV."""
+    return NpzSource(path) if is_arrays(path) else CsvSource(path, dialect)
 
 
 def choose(paths: Sequence[Path], roles: Roles, dialect: Dialect) -> Choice:

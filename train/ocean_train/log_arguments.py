@@ -13,7 +13,11 @@ if TYPE_CHECKING:
 def add(log: argparse._ArgumentGroup) -> None:
     """Adds the options."""
     log.add_argument(
-        "--log", type=Path, nargs="+", metavar="FILE", help="CSV, .npz or ROS 2 bags; each begins an episode"
+        "--log",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="CSV, .npz, .parquet or ROS 2 bags; each begins an episode",
     )
     log.add_argument("--preview", action="store_true", help="say what is in the log, and stop")
     log.add_argument(
