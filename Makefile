@@ -1,10 +1,12 @@
 # Everything runs in .venv, which each target makes when there is none.
 #   make demo    train on Shakespeare, export, verify, run, restart
 #   make test    all tests of every change; make soak: those that take too long for that
+#   make web     what the page in web/ needs of npm's packages, into web/vendor (docs/web.md)
 #   make evidence      the paper's claims -> docs/evidence.md; hours, resumable (QUICK=1: minutes, at a tiny size)
 #   make portability   the tests of chain and verification under other instruction sets, threads and onnxruntimes,
 #                      and the runtime and exports on an emulated aarch64; prints a table (QUICK=1: CI's two rows)
-#   make lint    ruff; make types: mypy, strict
+#   make lint    ruff, and which package may import which; make types: mypy, strict
+#   make docs    the site of docs/, with the API from the docstrings, in site/; a broken link fails
 #   make release       wheel and source archive in dist/, and a smoke test of the wheel in an empty environment
 #   make runtime-test  the runtime's tests without PyTorch, in .venv-runtime, for another PYTHON
 #   make node-test     the node's tests with the ROS 2 that is installed and sourced
@@ -14,7 +16,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test soak evidence portability lint types release runtime-test node-test clean
+.PHONY: demo test web soak evidence portability lint types docs release runtime-test node-test clean
 
 PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 
@@ -38,6 +40,9 @@ test: $(VENV)/installed-dev
 soak: $(VENV)/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m soak
 
+web:
+	web/vendor.sh
+
 # TEXT: a copy of tiny Shakespeare, where its public address can't be reached.
 evidence: $(VENV)/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/claims.py $(if $(QUICK),--quick) $(if $(TEXT),--text '$(TEXT)')
@@ -48,9 +53,17 @@ portability: $(VENV)/installed-dev
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	PYTHONPATH=ros_nodes/ocean_ros $(BIN)/lint-imports --no-cache --no-logo
 
 types: $(VENV)/installed-dev
 	$(BIN)/mypy
+
+docs: $(VENV)/installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+$(VENV)/installed-docs: $(VENV)/installed-dev
+	$(PIP) --editable '.[docs]'
+	touch $@
 
 release: $(VENV)/installed-dev
 	rm -rf dist .venv-release

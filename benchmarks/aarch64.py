@@ -30,6 +30,7 @@ WHEELS = [
     "numpy==2.3.5", "ml-dtypes", "torch==2.8.0", "filelock", "jinja2", "markupsafe", "networkx", "fsspec",
     "setuptools", "typing-extensions", "onnx", "safetensors", "pytest", "iniconfig", "pluggy", "packaging",
     "pygments", "hypothesis", "sortedcontainers", "rosbags", "lz4", "ruamel.yaml", "zstandard",
+    "backports.zstd", "apsw",
 ]  # fmt: skip
 DEBIAN = [
     "python3.11", "python3.11-minimal", "libpython3.11-minimal", "libpython3.11-stdlib", "libc6", "libgcc-s1",
@@ -131,9 +132,12 @@ class Emulator:
         return str(program)
 
     def environment(self) -> dict[str, str]:
-        """Of qemu itself: without this Python's, and with a compiler for aarch64."""
+        """Of qemu itself: without this Python's, and with a compiler for aarch64.
+
+        CI: hypothesis then does not mind that drawing examples is slow.
+        """
         tools = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        return {"HOME": str(self.folder), "PATH": tools, "CXX": str(self.folder / "c++")}
+        return {"CI": "true", "HOME": str(self.folder), "PATH": tools, "CXX": str(self.folder / "c++")}
 
 
 def compare_exports(emulator: Emulator, folder: Path) -> str:

@@ -49,7 +49,7 @@ def compare(model: OceanModel, rounds: int, steps: int) -> dict[str, list[float]
     else:
         xs = list(random.standard_normal((steps, int(entry.shape[-1]))).astype(np.float32))
         ready = [np.asarray(x)[None] for x in xs]
-    session, names = model._session, [output.name, pair.output]
+    session, names = model._graph.session, [output.name, pair.output]
     ocean = model.initial_state(1)[pair.input]
     stream = model.stream()
 

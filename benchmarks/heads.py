@@ -23,7 +23,7 @@ with needs("train,export"):
     import torch
     from bptt_report import alternate, provenance, publish
     from ocean_export.lean import lean_graph
-    from ocean_runtime.model import bind, session_of
+    from ocean_runtime.session import bind, session_of
     from ocean_train import native
     from ocean_train.model import OceanConfig, OceanTransformer
     from ocean_train.regimes import backward

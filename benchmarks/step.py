@@ -8,7 +8,7 @@ which leaves out what other programs take; on a quiet machine it is near p50, an
 session's arrays happen to lie changes its time by some percent, so each contender is made anew a few times.
 
 Every graph is called as the runtime calls a step: inputs and outputs bound beforehand, inputs copied in, results
-copied out (`ocean_runtime.model.bind`). Weights are random, those of biases and LayerNorms too, as training
+copied out (`ocean_runtime.session.bind`). Weights are random, those of biases and LayerNorms too, as training
 leaves none of them at zero or one. The standard Transformer's cache is the best case for it (see
 step_graphs.py): it is bound once and never copied. Every step feeds its own state to the next one, but the
 Transformer's, whose context stays what the row says.
@@ -37,7 +37,7 @@ with needs("train,export"):
     from ocean_export.graph import step_graph
     from ocean_export.lean import lean_graph
     from ocean_export.prefill import prefill_graph
-    from ocean_runtime.model import Compute, bind, session_of
+    from ocean_runtime.session import Compute, bind, session_of
     from ocean_train.baselines import Recurrent, StandardTransformer, equal_width
     from ocean_train.model import OceanConfig, OceanTransformer
     from step_graphs import CachedStep, RecurrentStep, cached_inputs, empty, exported, products

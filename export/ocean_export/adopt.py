@@ -23,8 +23,8 @@ from ocean_runtime import __version__
 from ocean_runtime.contract import BATCH, DTYPES, Contract, Element, State, Tensor, show_shape, sized
 from ocean_runtime.errors import ContractError
 from ocean_runtime.files import as_path, require_folder, write_atomically
-from ocean_runtime.model import session_of
 from ocean_runtime.scan import scan
+from ocean_runtime.session import session_of
 
 from ocean_export.adopt_external import read_foreign
 from ocean_export.adopt_graph import AdoptError, Value, parse, tensors, unused, values

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from ocean_runtime import OceanModel
 from ocean_runtime.contract import DTYPES, Tensor, sized
-from ocean_runtime.model import CPU, session_of
+from ocean_runtime.session import CPU, session_of
 
 from ocean_export.adopt_graph import AdoptError
 

@@ -8,9 +8,10 @@ import numpy as np
 import onnx
 from ocean_runtime.contract import Contract
 from ocean_runtime.errors import ContractError
-from ocean_runtime.model import OceanModel, session_of
+from ocean_runtime.model import OceanModel
 from ocean_runtime.prefill import PREFILL_KEY, Prefill, binding, digest
 from ocean_runtime.scan import scan
+from ocean_runtime.session import session_of
 from ocean_train.model import OceanTransformer
 
 from ocean_export.build import GraphBuilder

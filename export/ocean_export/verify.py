@@ -20,7 +20,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -66,6 +66,7 @@ MAGNITUDE = 0.01
 """How much of a quantity's size counts beside its standard deviation. A height of 100 ± 0.1 m has an error of one
 in the tenth; but float32 rounds it by 1e-5 of a metre."""
 
+Module = TypeVar("Module", bound=nn.Module)
 Pair = tuple[Array, Array]
 """Output and state."""
 
@@ -99,6 +100,8 @@ class Parity:
     """From the start of the trial on, how many steps all rows of the closed loop were compared."""
     compared: float
     """The share of the closed loop's rows and steps that was compared: 1 but for a model that magnifies rounding."""
+    reference: str = "float64"
+    """The precision of the trained model that the file was compared with."""
 
     @property
     def passed(self) -> bool:
@@ -143,7 +146,7 @@ class Parity:
         batches = ", ".join(map(str, self.batches))
         text = (
             f"largest error over {self.steps:,} steps of {ROWS} streams at batch {batches} against the trained model "
-            "in float64: "
+            f"in {self.reference}: "
             f"a single step {said(self.single_step)}, the closed loop {said(self.closed_loop)}"
         )
         if self.compared < 1:
@@ -250,7 +253,7 @@ def reference(model: Stepper, trial: Trial) -> Iterator[Step]:
         ocean = state.float()
 
 
-def neighbour_of(exact: Stepper, seed: int) -> Stepper:
+def neighbour_of(exact: Module, seed: int) -> Module:
     """A float32 copy with each weight moved by what rounding in float32 does to the sums that it is in.
 
     A float32 product of K terms is the exact one of weights moved by up to √K roundings, in whichever order its sums
@@ -269,9 +272,17 @@ def neighbour_of(exact: Stepper, seed: int) -> Stepper:
                 kept = torch.sigmoid(weight)
                 weight.copy_(torch.logit((kept + noise(kept, 1)).clamp(ROUNDING / 2, 1 - ROUNDING / 2)))
             else:
-                summed = weight.shape[1] if isinstance(module, nn.Linear) and weight.dim() == 2 else 0
-                weight.mul_(1 + noise(weight, 1 + summed**0.5))
+                weight.mul_(1 + noise(weight, 1 + _summed(module, weight) ** 0.5))
     return moved.float()
+
+
+def _summed(module: nn.Module, weight: Tensor) -> int:
+    """K, the terms of the sums that a weight is in: 0 where it is in none."""
+    if weight.dim() < 2 or isinstance(module, nn.Embedding | nn.LayerNorm):
+        return 0
+    if isinstance(module, nn.Linear):
+        return weight.shape[1]
+    return max(weight[0].numel(), weight[:, 0].numel())  # of a convolution, a cell, or a matrix of one's own
 
 
 def _spread(errors: Sequence[tuple[Tensor, Tensor]], unit: Array | float, rows: Array) -> Pair:
@@ -288,10 +299,14 @@ def more_batches(weights: int) -> list[int]:
 
 def groups(values: Pair, unit: Array | float) -> Pair:
     """The largest |values| over all rows: of each quantity (K,), or of all logits (1,); of each of the state (D,)."""
-    output, state = values
-    outputs = np.abs(output) / unit
-    outputs = outputs.reshape(-1, outputs.shape[-1] if np.ndim(unit) else 1)
-    return outputs.max(axis=0, initial=0), np.abs(state).reshape(-1, state.shape[-1]).max(axis=0, initial=0)
+    return largest_of(values[0], unit, bool(np.ndim(unit))), largest_of(values[1])
+
+
+def largest_of(values: Array, unit: Array | float = 1.0, each: bool = True) -> Array:
+    """The largest |values| (..., K) in units of `unit`: of `each` number (K,), or of all of them (1,)."""
+    sizes = (np.abs(values) / unit).reshape(-1, values.shape[-1] if each else 1)
+    largest: Array = sizes.max(axis=0, initial=0)
+    return largest
 
 
 def verify(exported: OceanModel, trial: Trial, expected: Iterable[Step]) -> Parity:
@@ -323,43 +338,54 @@ def verify(exported: OceanModel, trial: Trial, expected: Iterable[Step]) -> Pari
     )
 
 
+class TensorErrors:
+    """The errors of one tensor over the steps of a trial, and what is allowed of them, as they come."""
+
+    def __init__(self, factor: float, unit: Array | float = 1.0, each: bool = True) -> None:
+        """`factor`: how many times the spread is allowed. `each`, `unit`: see `largest_of`."""
+        self._factor, self._unit, self._each = factor, unit, each
+        self._found: list[Array] = []
+        self._spread: list[Array] = []
+        self._size: Array = np.zeros(1)
+
+    def add(self, found: Array, wanted: Array, spread: Array | None = None) -> None:
+        """A step's values (R, ..., K), what they should be, and the spread as `largest_of` gives it."""
+        self._found.append(largest_of(found.astype(np.float64) - wanted, self._unit, self._each))
+        self._spread.append(np.zeros(1) if spread is None else spread)
+        self._size = np.fmax(self._size, largest_of(wanted, self._unit, self._each))  # whatever is NaN
+
+    def largest(self) -> Error:
+        """Over all steps that were added."""
+        found, spread, size = np.array(self._found), np.array(self._spread), self._size
+        rounding = np.maximum(spread, np.quantile(spread, QUANTILE, axis=0))  # (T, groups)
+        allowed = np.maximum(self._factor * rounding, ROUNDINGS * ROUNDING * size)
+        used = found / np.maximum(allowed, np.finfo(np.float64).tiny)
+        used[~np.isfinite(used)] = np.inf
+        scale = np.maximum(1, MAGNITUDE * size if np.ndim(self._unit) else size.max())
+        return Error(
+            largest=float((found / scale).max()),
+            allowed=float((allowed / scale).max()),
+            share=float(used.max()),
+            step=int(np.argmax(used.max(axis=1))) + 1,
+        )
+
+
 class Errors:
-    """The errors of output and state over the steps of a trial, and what is allowed of them, as they come."""
+    """`TensorErrors` of the output and of the state."""
 
     def __init__(self, unit: Array | float, factor: float = FACTOR) -> None:
         """`factor`: how many times the spread is allowed."""
-        self._unit, self._factor = unit, factor
-        self._found: list[Pair] = []
-        self._spread: list[Pair] = []
-        self._sizes: Pair = np.zeros(1), np.zeros(1)
+        self._output, self._state = TensorErrors(factor, unit, bool(np.ndim(unit))), TensorErrors(factor)
 
     def add(self, found: Pair, wanted: Pair, spread: Pair | None = None) -> None:
         """A step's output (R, outputs) and state (R, D), what they should be, and the spread as `groups` gives it."""
-        output, state = (got.astype(np.float64) - exact for got, exact in zip(found, wanted, strict=True))
-        self._found.append(groups((output, state), self._unit))
-        self._spread.append(spread or (np.zeros(1), np.zeros(1)))
-        output, state = groups(wanted, self._unit)
-        self._sizes = np.fmax(self._sizes[0], output), np.fmax(self._sizes[1], state)  # whatever is NaN
+        output, state = spread or (None, None)
+        self._output.add(found[0], wanted[0], output)
+        self._state.add(found[1], wanted[1], state)
 
     def largest(self) -> dict[str, Error]:
         """By tensor, over all steps that were added."""
-        results = {}
-        for i, tensor in enumerate(("output", "state")):
-            found, spread = (np.array([pair[i] for pair in part]) for part in (self._found, self._spread))
-            size = self._sizes[i]
-            rounding = np.maximum(spread, np.quantile(spread, QUANTILE, axis=0))  # (T, groups)
-            allowed = np.maximum(self._factor * rounding, ROUNDINGS * ROUNDING * size)
-            used = found / np.maximum(allowed, np.finfo(np.float64).tiny)
-            used[~np.isfinite(used)] = np.inf
-            quantities = tensor == "output" and np.ndim(self._unit)
-            scale = np.maximum(1, MAGNITUDE * size if quantities else size.max())
-            results[tensor] = Error(
-                largest=float((found / scale).max()),
-                allowed=float((allowed / scale).max()),
-                share=float(used.max()),
-                step=int(np.argmax(used.max(axis=1))) + 1,
-            )
-        return results
+        return {"output": self._output.largest(), "state": self._state.largest()}
 
 
 def closed_loop(model: OceanModel, trial: Trial) -> Iterator[Pair]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from functools import partial
 from pathlib import PurePath
 from types import CodeType
@@ -92,10 +93,18 @@ def raised_by_signal_handler(error: BaseException) -> bool:
 def _of_a_library(code: CodeType) -> bool:
     """Whether it belongs to this package, to one that it calls, or to Python, a dataclass's methods included."""
     file = PurePath(code.co_filename)
-    if {"site-packages", "dist-packages", "ocean_runtime"} & {*file.parts}:
-        return bool({"ocean_runtime", "numpy", "onnxruntime", "safetensors"} & {*file.parts})
+    if any(file.is_relative_to(folder) for folder in _folders()):
+        return True
+    if {"site-packages", "dist-packages"} & {*file.parts}:
+        return False
     made = file.name.startswith("<frozen") or (file.name == "<string>" and _is_special(code))
     return made or file.is_relative_to(_PYTHON)
+
+
+def _folders() -> list[PurePath]:
+    """Where this package, and those that it calls, were imported from: any folder on the path."""
+    modules = [sys.modules.get(name) for name in ("ocean_runtime", "numpy", "onnxruntime", "safetensors")]
+    return [PurePath(module.__file__).parent for module in modules if module and module.__file__]
 
 
 def _is_special(code: CodeType) -> bool:

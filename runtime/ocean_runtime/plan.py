@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,8 +12,10 @@ from numpy.typing import ArrayLike, NDArray
 from ocean_runtime.contract import DTYPES, sized
 from ocean_runtime.errors import InputError, StateError, StepError, let_through, reason_of
 from ocean_runtime.inputs import SMALL, Entry, by_name, faulty_rows, finite
-from ocean_runtime.model import OceanModel
 from ocean_runtime.snapshot import MAX_HEADER_BYTES
+
+if TYPE_CHECKING:
+    from ocean_runtime.model import OceanModel
 
 Array = NDArray[Any]
 Inputs = ArrayLike | Mapping[str, ArrayLike]

@@ -1,4 +1,4 @@
-"""A first load of a stranger's model in a process of its own, whose crash or greed harms nobody.
+"""A first load of an untrusted model in a subprocess with limited memory and time.
 
 The process reads a model's bytes from standard input, limits itself, loads them and runs one step. It writes
 "ok", or the sentence that says why not.
@@ -57,8 +57,8 @@ def try_in_a_process(data: bytes) -> None:
 def main() -> None:
     """The trial process: a model's bytes on standard input, its size as the argument."""
     from ocean_runtime.contract import Contract
-    from ocean_runtime.model import OceanModel, session_of
     from ocean_runtime.scan import scan
+    from ocean_runtime.session import StepGraph, session_of
 
     assert isinstance(sys.stdout, io.TextIOWrapper)
     sys.stdout.reconfigure(encoding="utf-8")  # whatever the locale: what is quoted may be of any script
@@ -71,7 +71,7 @@ def main() -> None:
         _limit_time(size)
         text = scan(data)
         assert text is not None  # the parent has seen it
-        OceanModel(session_of(data, 1, None), Contract.from_json(text), Path("model"))
+        StepGraph(session_of(data, 1, None), Contract.from_json(text))
     except OceanError as error:
         print(str(error)[:_MAX_ANSWER])
     except MemoryError:

@@ -96,24 +96,36 @@ def is_snapshot(path: Path) -> bool:
             return False
 
 
+_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
 def _locked(path: Path) -> int:
     """A handle that keeps others out while it is open; the system closes it when the process dies.
 
-    The lock is on a file of its own, `.NAME.lock`, which stays: the state's own file is replaced at each save.
+    The lock is on a file of its own, `.NAME.lock`, which stays: the state's own file is replaced at each save. The
+    handle is for reading, since one for writing would keep the file system from being remounted read-only.
     """
     lock = path.with_name(f".{path.name}.lock")
-    flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         try:
-            handle = os.open(lock, flags | os.O_RDWR | os.O_CREAT, 0o666)
-        except PermissionError:  # another user's; reading is enough to lock it
-            handle = os.open(lock, flags | os.O_RDONLY)
+            handle = os.open(lock, _FLAGS | os.O_RDONLY | os.O_CREAT, 0o666)
+        except PermissionError:  # another user's, in a folder where it can't be created again
+            handle = os.open(lock, _FLAGS | os.O_RDONLY)
     except OSError as error:
         if error.errno in (errno.EROFS, errno.ENOSPC, errno.EDQUOT):
             return -1  # nobody else can write here either; the first save says what is wrong
         raise SnapshotError(f"the state can't be saved to {path}: {lock.name}: {error.strerror}") from None
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno != errno.EBADF:  # NFS locks only what is open for writing
+                raise
+            writable = os.open(lock, _FLAGS | os.O_RDWR)
+            os.close(handle)
+            handle = writable
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return handle
     except BlockingIOError:
         holder = _holder(handle)
         os.close(handle)
@@ -124,8 +136,11 @@ def _locked(path: Path) -> int:
     except OSError:  # a file system without locks
         return handle
     with contextlib.suppress(OSError):  # only for the sentence above; a full disk has no room for it
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, str(os.getpid()).encode(), 0)
+        writer = os.open(lock, _FLAGS | os.O_WRONLY | os.O_TRUNC)
+        try:
+            os.write(writer, str(os.getpid()).encode())
+        finally:
+            os.close(writer)
     return handle
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,8 +19,10 @@ from ocean_runtime import snapshot as snapshots
 from ocean_runtime.contract import DTYPES, show_shape, sized
 from ocean_runtime.errors import BusyError, InputError, SnapshotError, StepError, let_through
 from ocean_runtime.files import as_path
-from ocean_runtime.model import OceanModel
 from ocean_runtime.plan import Inputs, Plan
+
+if TYPE_CHECKING:
+    from ocean_runtime.model import OceanModel
 
 Array = NDArray[Any]
 Guard = Literal["raise", "hold", "reset"]

@@ -142,14 +142,18 @@ class Client:
         while time.monotonic() < end:
             self.executor.spin_once(timeout_sec=0.02)
 
-    def call(self, kind: Any, name: str, request: Any) -> Any:
-        """A service's response."""
+    def ask(self, kind: Any, name: str, request: Any) -> Any:
+        """Call a service without waiting -> the future of its response."""
         client = self._clients.get((kind, name))
         if client is None:
             client = self._clients[kind, name] = self.node.create_client(kind, name)
             self.meet(name.split("/")[1])  # ready means that we know the service: it may not know us yet
         self.until(client.service_is_ready, f"service {name}")
-        future = client.call_async(request)
+        return client.call_async(request)
+
+    def call(self, kind: Any, name: str, request: Any) -> Any:
+        """A service's response."""
+        future = self.ask(kind, name, request)
         return self.until(lambda: future.done() and future.result(), f"answer from {name}")
 
     def transit(self, node: str, name: str) -> bool:
@@ -218,6 +222,10 @@ class Client:
     def readers(self, topic: str) -> set[bytes]:
         """Who reads a topic, as far as this client knows; one that was killed is missed only later."""
         return {bytes(info.endpoint_gid) for info in self.node.get_subscriptions_info_by_topic(topic)}
+
+    def writers(self, topic: str) -> set[bytes]:
+        """Who writes to a topic, as far as this client knows."""
+        return {bytes(info.endpoint_gid) for info in self.node.get_publishers_info_by_topic(topic)}
 
     def unheard(self, *topics: str) -> None:
         """Wait until this client knows that nobody else writes or reads these topics any more."""

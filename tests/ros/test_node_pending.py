@@ -4,6 +4,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 from leaky import leaky
 from lifecycle_msgs.msg import Transition
@@ -65,6 +67,24 @@ def test_shutdown_answers_what_is_pending(tmp_path: Path, how: str) -> None:
         else:
             client.spin(0.01)
         assert process.end(signal.SIGTERM) == 0 and "Traceback" not in process.output
+
+
+def test_a_signal_while_a_large_model_is_loaded(tmp_path: Path) -> None:
+    """The interpreter must not end while a thread is inside onnxruntime: that aborts the process."""
+    model, large = leaky(tmp_path / "model.onnx"), tmp_path / "large.onnx"
+    graph = onnx.load(model)
+    ballast = np.ones((2000, 10_000), np.float32)
+    graph.graph.initializer.append(onnx.numpy_helper.from_array(ballast, "ballast"))
+    graph.graph.node.append(onnx.helper.make_node("MatMul", ["ballast", "ballast_t"], ["product"]))
+    graph.graph.node.append(onnx.helper.make_node("Transpose", ["ballast"], ["ballast_t"]))
+    onnx.save(graph, large)
+    for _ in range(ROUNDS):
+        with robot(tmp_path, model_path=model, autostart=True) as (client, process):
+            client.until(lambda: client.state("ocean") == "active", "active node")
+            client.set("ocean", model_path=str(large))
+            asked(client, "swap")
+            client.spin(0.2)
+            assert process.end(signal.SIGTERM) == 0
 
 
 def test_without_a_configuration_each_service_says_so(tmp_path: Path) -> None:

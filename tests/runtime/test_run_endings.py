@@ -105,7 +105,7 @@ def wordy(tiny: OceanModel) -> OceanModel:
     words = ("\ufffd", "a", " a", "ab", " ab", "abc", " é", "é", "éa", "\n", "雪")
     tokens = (*words, *(f"w{i}" for i in range(size - len(words))))
     contract = dataclasses.replace(tiny.contract, tokenizer=Tokenizer("word", tokens))
-    return OceanModel(tiny._session, contract, tiny.path)
+    return OceanModel(tiny._graph.session, contract, tiny.path)
 
 
 @given(st.lists(st.text("abé雪 \n'", max_size=9), max_size=5), st.lists(st.integers(0, 60), max_size=4))

@@ -1,10 +1,13 @@
 """A state on disk: restored, it goes on as if it had never stopped; damaged, it is refused."""
 
 import dataclasses
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ocean_runtime import OceanModel, SnapshotError
@@ -112,3 +115,26 @@ def test_saving_leaves_no_other_file_behind(tiny: OceanModel, tmp_path: Path) ->
     for _ in range(3):
         tiny.stream().save(tmp_path / "state")
     assert [p.name for p in tmp_path.iterdir()] == ["state"]
+
+
+def test_a_damaged_snapshot_is_passed_over_wherever_the_packages_lie(tmp_path: Path, tiny_path: Path) -> None:
+    """Those of `pip install --target FOLDER` lie in no folder named site-packages."""
+    (tmp_path / "vendored").mkdir()
+    (tmp_path / "vendored" / "safetensors").symlink_to(Path(safetensors.__file__).parent)
+    code = f"""
+import sys
+sys.path[:0] = {[str(tmp_path / "vendored"), *sys.path]!r}
+from ocean_runtime import OceanModel
+import safetensors
+assert "vendored" in safetensors.__file__
+stream = OceanModel.load({str(tiny_path)!r}).stream()
+for steps in (1, 2):
+    stream.step(3)
+    stream.save("state", keep=2)
+path = __import__("pathlib").Path("state")
+path.write_bytes(path.read_bytes().replace(b'"dtype"', b'"dtypo"'))
+print(stream.restore("state").snapshot.steps)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout == b"1\n"

@@ -128,6 +128,18 @@ sys.stdin.read()
     StatePath(path).release()  # the lock ends with the process, however it ends
 
 
+def test_the_lock_is_not_open_for_writing(tmp_path: Path) -> None:
+    """Else the file system could not be remounted read-only while a node runs (`mount`: target is busy)."""
+    with StatePath(tmp_path / "state"):
+        found = [
+            Path(f"/proc/self/fdinfo/{fd.name}").read_text().split("flags:")[1].split()[0]
+            for fd in Path("/proc/self/fd").iterdir()
+            if fd.is_symlink() and fd.readlink() == tmp_path / ".state.lock"
+        ]
+    assert [int(flags, 8) & os.O_ACCMODE for flags in found] == [os.O_RDONLY]
+    assert (tmp_path / ".state.lock").read_text() == str(os.getpid())
+
+
 def test_ocean_run_uses_it(command, tmp_path: Path, tiny_path: Path) -> None:  # type: ignore[no-untyped-def]
     text = tmp_path / "text"
     text.write_text("the cheek of night")

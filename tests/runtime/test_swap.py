@@ -78,7 +78,7 @@ def test_counters_survive_a_swap(raw: OceanModel, raw_int8: OceanModel) -> None:
 
 def test_a_model_that_lies_about_its_state_id_changes_nothing(raw: OceanModel, tiny: OceanModel) -> None:
     liar = dataclasses.replace(tiny.contract, state_id=raw.contract.state_id)
-    model = OceanModel(tiny._session, liar, tiny.path)
+    model = OceanModel(tiny._graph.session, liar, tiny.path)
     stream = raw.stream()
     expected = stream.run([X])
     with pytest.raises(SnapshotError, match="the model has"):

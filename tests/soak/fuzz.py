@@ -92,7 +92,7 @@ def serve() -> None:
     import warnings
 
     import onnxruntime  # noqa: F401
-    from ocean_runtime.model import session_of
+    from ocean_runtime.session import session_of
 
     warnings.simplefilter("ignore")
     os.nice(1)

@@ -42,6 +42,7 @@ from robot import BEST_EFFORT, RELIABLE, Client, OceanProcess, new_domain
 from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import JointState
 from std_msgs.msg import Float32MultiArray
+from std_srvs.srv import Trigger
 
 MODEL = ROOT / "tests" / "fixtures" / "tiny_sensors.onnx"
 RATE = 200.0
@@ -206,16 +207,27 @@ class Soak:
     # A node's lives
 
     def meet(self, dead: set[bytes]) -> None:
-        """Wait until a node that was started listens; ROS time goes on meanwhile."""
-        self.client.until(
-            lambda: self.tick() or self.client.readers("/in") - dead, "living reader of /in", PATIENCE
-        )
+        """Wait until a node that was started listens and is listened to; ROS time goes on meanwhile.
+
+        dead: the readers of /in, and perhaps writers of /out, that are gone.
+        """
+
+        def known() -> bool:
+            self.tick()
+            return bool(self.client.readers("/in") - dead and self.client.writers("/out") - dead)
+
+        self.client.until(known, "living reader of /in and writer of /out", PATIENCE)
         self.client.meet("ocean")
 
-    def kill(self, why: str = "kill -9", meanwhile: Callable[[], None] = lambda: None) -> None:
-        """SIGKILL under load, `meanwhile` while the node is dead, and a new life that goes on from a save."""
-        dead = self.client.readers("/in")
-        self.node.kill()
+    def kill(
+        self,
+        why: str = "kill -9",
+        meanwhile: Callable[[], None] = lambda: None,
+        end: Callable[[], None] | None = None,
+    ) -> None:
+        """The end under load (SIGKILL, or what `end` does), `meanwhile`, and a new life from a save."""
+        dead = self.client.readers("/in") | self.client.writers("/out")
+        (end or self.node.kill)()
         self.client.spin(0.2)  # what the dead one had sent
         seen, self.seen = self.seen, 0
         self.late, self.expected = self.expected, OrderedDict()  # what it took with it
@@ -373,11 +385,71 @@ class Soak:
         else:
             self.oracle.resume(found[-1])
 
+    def fault_deactivate_with_calls_pending(self) -> None:
+        """Deactivated under load while ~/save and ~/swap are unanswered, and active again."""
+        self.transitions("deactivate")
+
+    def fault_clean_up_with_calls_pending(self) -> None:
+        """The same, cleaned up and configured anew: it goes on from the file."""
+        self.transitions("deactivate", "cleanup", "configure")
+
+    def fault_end_with_calls_pending(self) -> None:
+        """SIGTERM under load while calls are unanswered: it saves, ends, and starts again."""
+
+        def end() -> None:
+            status = self.node.end()
+            if status != 0:
+                self.odd.append(f"the node ended with status {status}")
+
+        self.load(self.random.uniform(0.0, 0.1))
+        self.pending()
+        self.kill("SIGTERM", end=end)
+
+    def pending(self) -> list[Any]:
+        """Call ~/save and ~/swap, some times and in random order, without waiting."""
+        names = self.random.sample(["save", "swap"] * 3, 4)
+        return [self.client.ask(Trigger, f"/ocean/{name}", Trigger.Request()) for name in names]
+
+    def transitions(self, *names: str) -> None:
+        """Transitions while calls are unanswered. Each call is answered; the state that was saved goes on."""
+        dead = self.client.readers("/in")
+        if "cleanup" in names:
+            dead |= self.client.writers("/out")
+        self.load(self.random.uniform(0.0, 0.1))
+        asked = self.pending()
+        before = len(self.node.output)
+        for name in names:
+            if not self.client.transit("ocean", name):
+                self.odd.append(f"{name} failed")
+        self.client.until(lambda: all(future.done() for future in asked), "answers to all calls", PATIENCE)
+        self.client.spin(0.2)  # outputs from before the transition
+        self.late, self.expected = self.expected, OrderedDict()  # what it did not step any more
+        if "cleanup" not in names:
+            self.saves_again()
+        found = snapshots.read_newest(self.state).snapshot
+        if (found.steps, content(found)) not in self.history:
+            self.wrong.append(f"the file holds a state of step {found.steps} that the oracle never had")
+        if found.steps < self.seen:
+            self.wrong.append(f"the file holds step {found.steps} after the answer to step {self.seen}")
+        if not self.client.transit("ocean", "activate"):
+            self.odd.append("activate failed")
+        self.meet(dead)
+        restored = re.findall(r"restored step ([\d,]+) from", self.node.output[before:])
+        if "cleanup" in names and restored != [f"{found.steps:,}"]:
+            self.wrong.append(f"the file holds step {found.steps}, the node restored {restored}")
+        self.oracle.resume(found)
+
     def run(self, seconds: float) -> None:
         """A fault each second, in random order; when a new life took longer, the next come the sooner."""
         kinds = [name for name in dir(self) if name.startswith("fault_")]
         kinds *= 3
-        for slow in ("kill", "kill_and_damage_the_newest_save", "kill_with_a_full_disk", "clock_jump"):
+        for slow in (
+            "kill",
+            "kill_and_damage_the_newest_save",
+            "kill_with_a_full_disk",
+            "clock_jump",
+            "end_with_calls_pending",
+        ):
             for _ in range(2):
                 kinds.remove(f"fault_{slow}")
         began, queue, reported = time.monotonic(), list[str](), 0.0

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
+import threading
 import time
 from types import FrameType
 from typing import Any
@@ -27,6 +29,8 @@ SPIN = 0.1
 """Seconds at most until a signal is noticed."""
 ANSWER_TIMEOUT = 5.0
 """Seconds at the end of the process for the answers to pending service calls."""
+THREADS_TIMEOUT = 5.0
+"""Seconds at the end of the process for a thread that still reads a model, or waits for a disk."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -78,6 +82,11 @@ def main(arguments: list[str] | None = None) -> int:
         executor.remove_node(node)
         node.destroy_node()
         rclpy.try_shutdown()
+        if not threads_ended(THREADS_TIMEOUT):
+            # An interpreter that ends while a thread is inside a C++ library aborts the process.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
     return 0
 
 
@@ -119,6 +128,14 @@ def answer_pending(node: OceanNode, executor: Executor) -> None:
     end = time.monotonic() + ANSWER_TIMEOUT
     while rclpy.ok() and node.triggers.pending and time.monotonic() < end:
         spin(node, executor)
+
+
+def threads_ended(timeout: float) -> bool:
+    """Wait for the node's own threads -> whether all have ended within `timeout` seconds."""
+    end, own = time.monotonic() + timeout, [t for t in threading.enumerate() if t.name.startswith("ocean_")]
+    for thread in own:
+        thread.join(max(0.0, end - time.monotonic()))
+    return not any(thread.is_alive() for thread in own)
 
 
 def make_executor() -> Executor:
