@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from ocean_runtime import ContractError, OceanError, OceanModel
-from ocean_runtime.files import require_folder, write_atomically
+from ocean_runtime.files import as_path, require_folder, write_atomically
 from ocean_runtime.prefill import path_beside
 from ocean_train import checkpoint
 from ocean_train.observations import InUnits, Stepper
@@ -108,7 +108,7 @@ def export_checkpoint(
     contradictory option or an unusable checkpoint, and OSError where the file can't be written. No file is written
     then.
     """
-    path, tell = Path(path), log or (lambda line: None)
+    path, tell = as_path(path, ValueError, "the file to write"), log or (lambda line: None)
     if precision not in PRECISIONS:
         raise ValueError(f"unknown precision {precision!r}; choose {', '.join(PRECISIONS)}")
     if precision == "int4" and portable:
@@ -119,7 +119,7 @@ def export_checkpoint(
             "leave out prefill or portable"
         )
     limit = None if max_loss_increase is None else _limit(max_loss_increase)
-    saved = checkpoint.load(Path(folder))
+    saved = checkpoint.load(folder)
     require_folder(path)  # reported before the work, not after it
     with one_thread():
         return _Export(saved, precision, portable, tell).run(path, limit, prefill)
