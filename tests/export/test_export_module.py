@@ -375,6 +375,12 @@ class Picks(Cell):
         return y + torch.nonzero(torch.ones_like(h[0])).sum(), h
 
 
+class HoldsResult(Cell):
+    def __init__(self) -> None:
+        super().__init__()
+        self.loss = [self.w(torch.ones(3))]
+
+
 BAD: list[tuple[nn.Module, str]] = [
     (NoStep(3, 4), "NoStep has no step; write one that takes inputs"),
     (KeepsInBuffer(), "the step changes 'mean' of the module in place; .* make it a state of the step"),
