@@ -367,12 +367,18 @@ class Divides(Cell):
         return super().step(x / h[:, :3], h)
 
 
-class Picks(Cell):
-    """With an operator that has no bound: how many numbers there are above zero, only running tells."""
+class Counts(Cell):
+    """With an operator that the runtime refuses, since only running it tells how many numbers it makes."""
 
     def step(self, x: Any, h: Any) -> Any:
         y, h = super().step(x, h)
-        return y + torch.nonzero(torch.ones_like(h[0])).sum(), h
+        return y + 0.0 * torch.arange(y.shape[0])[:, None], h
+
+
+class FixesBatch(Cell):
+    def step(self, x: Any, h: Any) -> Any:
+        y, h = super().step(x, h)
+        return y[torch.arange(len(y))], h
 
 
 class HoldsResult(Cell):
@@ -406,6 +412,15 @@ BAD: list[tuple[nn.Module, str]] = [
         "the step gives a 'y' that is not finite, at step 1 of inputs that are random; give recorded",
     ),
     (Branches(), "the rows of a batch depend on each other|PyTorch can't export the step: .*use torch.where"),
+    (
+        HoldsResult(),
+        r"the module can't be copied \(Only Tensors .*\); it may hold a tensor that was computed",
+    ),
+    (Counts(), "the runtime refuses the exported graph: uses the operator 'Range'"),
+    (
+        FixesBatch(),
+        "PyTorch's exporter fixed the number of streams at 2: the step makes a number of Python of it",
+    ),
     (
         Cell().half(),
         "'w.weight' is float16, and weights are written in float32; convert the module with .float()",
