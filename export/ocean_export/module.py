@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import torch
 from numpy.typing import ArrayLike, NDArray
-from ocean_runtime import ContractError, __version__
+from ocean_runtime import ContractError, OceanModel, __version__
 from ocean_runtime.contract import BATCH, DTYPES, Contract, State, digest, show_shape
 from ocean_runtime.contract import Tensor as Described
 from ocean_runtime.files import require_folder
@@ -98,7 +98,7 @@ def export(
             check(step, samples)
             step.module.eval()
             proto = _graph(copied(module).eval(), contract, samples)
-            exported = loaded_from(attach(proto, contract))
+            exported = _loaded(attach(proto, contract))
             trial = reference(step, samples, starts(step, samples), steps)
             parity = verify_module(exported, trial, step.precise)
         except (StepError, ContractError) as error:
@@ -222,14 +222,30 @@ def _graph(module: nn.Module, contract: Contract, samples: Samples) -> onnx.Mode
                 external_data=False,
                 verbose=False,
             )
-        assert program is not None
-        proto: onnx.ModelProto = program.model_proto
-        tidy(proto, IR_VERSION)
-        _rename(proto.graph, {**inputs, **outputs})
-        onnx.checker.check_model(proto, full_check=True)
+            assert program is not None
+            proto: onnx.ModelProto = program.model_proto
+            tidy(proto, IR_VERSION)
+            _rename(proto.graph, {**inputs, **outputs})
+            onnx.checker.check_model(proto, full_check=True)
     except Exception as error:  # the exporter's exceptions share no base class
         raise StepError(f"PyTorch can't export the step: {_reason(error)}") from error
+    for value, found in zip(values_of(contract), proto.graph.input, strict=True):
+        if BATCH in value.shape:
+            axis = found.type.tensor_type.shape.dim[value.shape.index(BATCH)]
+            if axis.HasField("dim_value"):
+                raise StepError(
+                    f"PyTorch's exporter fixed the number of streams at {axis.dim_value}: the step makes a number of "
+                    "Python of it, as len(x) and a loop over rows do; take x.shape[0] and functions of tensors, or "
+                    f"describe one stream, without {BATCH!r}"
+                )
     return proto
+
+
+def _loaded(content: bytes) -> OceanModel:
+    try:
+        return loaded_from(content)
+    except ContractError as error:
+        raise StepError(f"the runtime refuses the exported graph: {error}") from None
 
 
 def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:

@@ -124,9 +124,10 @@ def copied(module: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(module).cpu()
     except Exception as error:
+        why = first_line(error).split(".")[0]
         raise StepError(
-            f"the module can't be copied ({first_line(error)}); it may hold a tensor that has a gradient: keep such "
-            "a one out of its attributes, or detach it"
+            f"the module can't be copied ({why}); it may hold a tensor that was computed: export a module of the parts "
+            "that a step needs, or set that attribute to None"
         ) from None
 
 

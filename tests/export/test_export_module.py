@@ -1,7 +1,6 @@
 """Any module that has a step: exported, it gives what the module gives; or it is refused in a sentence."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,8 @@ import torch
 from ocean_export import Element, ExportError, ExportReport, State, Tensor, export
 from ocean_runtime import OceanModel
 from ocean_train import Ocean
+from own_modules import IMU, STEPS, Cell, cell
 from torch import nn
-
-IMU = Tensor("imu", "float32", ("B", 3), elements=tuple(Element(f"rate.{a}", "rad/s") for a in "xyz"))
-H = State("h", "h_next", "float32", ("B", 4))
-STEPS = 40
 
 
 class Robot(nn.Module):
@@ -101,27 +97,28 @@ def test_the_report_and_the_contract_say_what_it_is(report: ExportReport) -> Non
     assert not {n.op_type for n in proto.graph.node} & {"If", "Loop", "Dropout"}
 
 
-def test_the_module_is_left_as_it_was(tmp_path: Path) -> None:
-    module = robot()
-    before = {name: value.clone() for name, value in module.state_dict().items()}
-    module.train()
+class Dropping(Cell):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(0.5)
+
+    def step(self, x: Any, h: Any) -> Any:
+        return super().step(self.dropout(x), h)
+
+
+def test_the_module_is_left_as_it_was_and_its_weights_say_whose_a_state_is(tmp_path: Path) -> None:
+    module = Dropping()
     module.dropout.eval()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
     random_state = torch.get_rng_state()
-    export(module, tmp_path / "m.onnx", **ROBOT, steps=2)
+    first = cell(module, tmp_path / "m.onnx", steps=2)
     assert module.training and torch.equal(random_state, torch.get_rng_state())
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
-    assert next(module.parameters()).requires_grad
-
-
-def test_the_same_weights_have_the_same_state_and_others_another(
-    report: ExportReport, tmp_path: Path
-) -> None:
-    again = export(robot(), tmp_path / "again.onnx", **ROBOT, steps=2)
-    assert again.state_id == report.state_id
-    other = robot()
+    assert module.w.weight.requires_grad
+    assert cell(module, tmp_path / "again.onnx", steps=2).state_id == first.state_id
     with torch.no_grad():
-        other.speed.bias += 1
-    assert export(other, tmp_path / "other.onnx", **ROBOT, steps=2).state_id != report.state_id
+        module.w.bias += 1
+    assert cell(module, tmp_path / "other.onnx", steps=2).state_id != first.state_id
 
 
 def test_an_ocean_by_itself(tmp_path: Path) -> None:
@@ -137,27 +134,6 @@ def test_an_ocean_by_itself(tmp_path: Path) -> None:
     for t in range(20):
         y = stream.step(x[:, t].numpy())
     np.testing.assert_allclose(y, wanted[:, -1].detach().numpy(), atol=1e-4)
-
-
-class Cell(nn.Module):
-    """h' = tanh(x W + h U), y = h'; `change` makes of it what a test is about."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.w, self.u = nn.Linear(3, 4), nn.Linear(4, 4)
-
-    def step(self, x: Any, h: Any) -> Any:
-        h = torch.tanh(self.w(x) + self.u(h))
-        return h, h
-
-
-Y = Tensor("y", "float32", ("B", 4))
-
-
-def cell(module: nn.Module, path: Path, **options: Any) -> ExportReport:
-    described = {"inputs": [IMU], "outputs": [Y], "states": [H], "steps": STEPS}
-    return export(module, path, **{**described, **options})
 
 
 def test_an_output_that_is_the_next_state(tmp_path: Path) -> None:
@@ -271,195 +247,6 @@ def test_references_are_the_caller_s(tmp_path: Path) -> None:
     with torch.no_grad():
         wanted, _ = Utm().step(torch.tensor([[0.25, 0, -1.0]]), torch.zeros(1, 4))
     np.testing.assert_allclose(y, wanted[0], atol=1e-4)
-
-
-# What can't be exported
-
-
-class NoStep(nn.Linear):
-    pass
-
-
-class KeepsInBuffer(Cell):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(3))
-
-    def step(self, x: Any, h: Any) -> Any:
-        self.mean.mul_(0.9).add_(0.1 * x.detach().mean(0))
-        return super().step(x, h)
-
-
-class KeepsInAttribute(Cell):
-    last: Any = 0.0
-
-    def step(self, x: Any, h: Any) -> Any:
-        x, self.last = x + self.last, x
-        return super().step(x, h)
-
-
-class ChangesArgument(Cell):
-    def step(self, x: Any, h: Any) -> Any:
-        h += self.w(x)
-        return h, h
-
-
-class IgnoresState(Cell):
-    def step(self, x: Any, h: Any) -> Any:
-        return super().step(x, torch.zeros_like(h))
-
-
-class MixesRows(Cell):
-    def step(self, x: Any, h: Any) -> Any:
-        return super().step(x - x.mean(0), h)
-
-
-class Drops(Cell):
-    def step(self, x: Any, h: Any) -> Any:
-        return super().step(nn.functional.dropout(x, 0.1, self.training), h)
-
-
-class Noisy(Cell):
-    def step(self, x: Any, h: Any) -> Any:
-        return super().step(x + torch.randn_like(x), h)
-
-
-class Normed(Cell):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(3)
-
-    def step(self, x: Any, h: Any) -> Any:
-        return super().step(self.norm(x), h)
-
-
-class OneResult(Cell):
-    def step(self, x: Any, h: Any) -> Any:
-        return super().step(x, h)[0]
-
-
-class WrongShape(Cell):
-    def step(self, x: Any, h: Any) -> Any:
-        y, h = super().step(x, h)
-        return y[:, :2], h
-
-
-class WrongType(Cell):
-    def step(self, x: Any, h: Any) -> Any:
-        y, h = super().step(x, h)
-        return y > 0, h
-
-
-class NoTensor(Cell):
-    def step(self, x: Any, h: Any) -> Any:
-        return {"y": h}, h
-
-
-class Branches(Cell):
-    def step(self, x: Any, h: Any) -> Any:
-        if x[0, 0] > 0:
-            h = h + 1
-        return super().step(x, h)
-
-
-class Divides(Cell):
-    def step(self, x: Any, h: Any) -> Any:
-        return super().step(x / h[:, :3], h)
-
-
-class Picks(Cell):
-    """With an operator that has no bound: how many numbers there are above zero, only running tells."""
-
-    def step(self, x: Any, h: Any) -> Any:
-        y, h = super().step(x, h)
-        return y + torch.nonzero(torch.ones_like(h[0])).sum(), h
-
-
-BAD: list[tuple[nn.Module, str]] = [
-    (NoStep(3, 4), "NoStep has no step; write one that takes inputs"),
-    (KeepsInBuffer(), "the step changes 'mean' of the module in place; .* make it a state of the step"),
-    (KeepsInAttribute(), "the same call gives another 'y' after other calls, so the module keeps something"),
-    (ChangesArgument(), "the step changes its argument 'h' in place; make a new tensor"),
-    (IgnoresState(), "the step ignores the state 'h': no output and no next state changes with it"),
-    (MixesRows(), "the rows of a batch depend on each other: 'y' of one row changes"),
-    (
-        Drops(),
-        r"the step is random: .* 'y' with other random numbers, as dropout does in training; call .eval\(\)",
-    ),
-    (Noisy().eval(), "the step is random: .*; leave the random numbers out"),
-    (Normed(), r"the step changes 'norm.running_mean' of the module in place; call .eval\(\) first"),
-    (
-        OneResult(),
-        "the step gives 1 value, and its outputs and states are 2: y, h_next; return outputs, then",
-    ),
-    (WrongShape(), r"the step gives 'y' with shape \[4, 2\] for 4 streams, and it is described as \[B, 4\]"),
-    (WrongType(), "the step gives 'y' as bool, and it is described as float32"),
-    (NoTensor(), "the step gives a dict for 'y'; return a tensor"),
-    (
-        Divides(),
-        "the step gives a 'y' that is not finite, at step 1 of inputs that are random; give recorded",
-    ),
-    (Branches(), "the rows of a batch depend on each other|PyTorch can't export the step: .*use torch.where"),
-    (
-        Cell().half(),
-        "'w.weight' is float16, and weights are written in float32; convert the module with .float()",
-    ),
-]
-
-
-@pytest.mark.parametrize(
-    ("module", "message"), BAD, ids=lambda v: type(v).__name__ if isinstance(v, nn.Module) else ""
-)
-def test_what_no_file_can_be_made_of_is_refused_in_a_sentence(
-    module: nn.Module, message: str, tmp_path: Path
-) -> None:
-    with pytest.raises(ExportError) as refused:
-        cell(module, tmp_path / "m.onnx")
-    assert re.match(message, str(refused.value)), str(refused.value)
-    assert str(refused.value).endswith("; no file was written") and "\n" not in str(refused.value)
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"inputs": [Tensor("x", "float32", ("B", 2))]},
-            r"the step can't be called with what is described, step\(x, h\)",
-        ),
-        ({"inputs": []}, "the contract needs at least one input and one output"),
-        ({"states": []}, "the contract names no state pair"),
-        (
-            {"inputs": [Tensor("x", "int64", ("B", 3))]},
-            "which numbers the input 'x', int64, may hold is not known",
-        ),
-        (
-            {"examples": {"z": [[0, 0, 0]]}},
-            "examples names 'z', which is no input that is given; there is: imu",
-        ),
-        ({"examples": {"imu": [0, 0, 0]}}, r"examples gives 'imu' an array of shape \[3\]; .* have \[N, 3\]"),
-        (
-            {"outputs": [Tensor("y", "float32", (4,))]},
-            r"'y' is described with the shape \[4\], which has no axis 'B'",
-        ),
-        (
-            {"states": [H, State("g", "g_next", "float32", (4,))]},
-            "the state 'g' has no axis 'B', and others have one",
-        ),
-    ],
-)
-def test_what_is_described_wrongly_is_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=message):
-        cell(Cell(), tmp_path / "m.onnx", **options)
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_file_that_was_there_stays_when_an_export_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "m.onnx"
-    path.write_bytes(b"what was there")
-    with pytest.raises(ExportError):
-        cell(Drops(), path)
-    assert path.read_bytes() == b"what was there"
 
 
 @pytest.mark.parametrize(
