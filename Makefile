@@ -1,6 +1,7 @@
 # Everything runs in .venv, which each target makes when there is none.
 #   make demo    train on Shakespeare, export, verify, run, restart
 #   make test    all tests of every change; make soak: those that take too long for that
+#   make web     what the page in web/ needs of npm's packages, into web/vendor (docs/web.md)
 #   make evidence      the paper's claims -> docs/evidence.md; hours, resumable (QUICK=1: minutes, at a tiny size)
 #   make portability   the tests of chain and verification under other instruction sets, threads and onnxruntimes,
 #                      and the runtime and exports on an emulated aarch64; prints a table (QUICK=1: CI's two rows)
@@ -15,7 +16,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test soak evidence portability lint types docs release runtime-test node-test clean
+.PHONY: demo test web soak evidence portability lint types docs release runtime-test node-test clean
 
 PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 
@@ -38,6 +39,9 @@ test: $(VENV)/installed-dev
 
 soak: $(VENV)/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m soak
+
+web:
+	web/vendor.sh
 
 # TEXT: a copy of tiny Shakespeare, where its public address can't be reached.
 evidence: $(VENV)/installed-dev

@@ -61,3 +61,19 @@ def text(words: str) -> Any:
 
 def number(value: float) -> Any:
     return TYPES["std_msgs/msg/Float64"](value)
+
+
+def named_joints(position: dict[str, float]) -> Any:
+    """Joints in the order of the dict."""
+    return TYPES["sensor_msgs/msg/JointState"](
+        header(), list(position), np.array(list(position.values())), np.zeros(0), np.zeros(0)
+    )
+
+
+def transforms(x: dict[str, float]) -> Any:
+    """Frames in the order of the dict, each moved by x."""
+    upright = TYPES["geometry_msgs/msg/Quaternion"](0.0, 0.0, 0.0, 1.0)
+    make, move = TYPES["geometry_msgs/msg/TransformStamped"], TYPES["geometry_msgs/msg/Transform"]
+    return TYPES["tf2_msgs/msg/TFMessage"](
+        [make(header(), frame, move(vector(value, 0.0, 0.0), upright)) for frame, value in x.items()]
+    )

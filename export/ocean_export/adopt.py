@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ocean_runtime import __version__
 from ocean_runtime.contract import BATCH, DTYPES, Contract, Element, State, Tensor, show_shape, sized
 from ocean_runtime.errors import ContractError
-from ocean_runtime.files import require_folder, write_atomically
+from ocean_runtime.files import as_path, require_folder, write_atomically
 from ocean_runtime.scan import scan
 from ocean_runtime.session import session_of
 
@@ -138,7 +138,7 @@ def adopt_file(source: str | Path, path: str | Path = "model.onnx", said: Said |
     itself, where the runtime can't run the graph, or where more has to be said; OSError where the file can't be
     written.
     """
-    source, path = Path(source), Path(path)
+    source, path = as_path(source, AdoptError, "the source"), as_path(path, AdoptError, "the file to write")
     require_folder(path)  # reported before the work, not after it
     foreign, beside = read_foreign(source)
     return write_adopted(source, foreign, beside, path, said or Said())

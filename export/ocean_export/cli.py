@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import sys
+from pathlib import Path
 
 from ocean_runtime import OceanError, OceanModel, __version__
 from ocean_runtime.describe import describe
@@ -72,6 +73,14 @@ def _parser() -> argparse.ArgumentParser:
         help="also write NAME.prefill.onnx, which runs many steps in one call; stream.run uses it",
     )
     parser.add_argument(
+        "--report",
+        nargs="?",
+        metavar="FILE",
+        const="",
+        help="also write a report, one HTML file: held-out error, agreement, read weights, how long the past lasts, a "
+        "step's time (default: NAME.html beside the model)",
+    )
+    parser.add_argument(
         "--json", action="store_true", help="print the report as one JSON object, and nothing else"
     )
     parser.add_argument("--inspect", action="store_true", help="say what an exported file says about itself")
@@ -89,6 +98,7 @@ def _export(args: argparse.Namespace) -> None:
         max_loss_increase=args.max_loss_increase,
         portable=args.portable,
         prefill=args.prefill,
+        report=Path(args.output).with_suffix(".html") if args.report == "" else args.report,
         log=None if args.json else lambda line: print(f"ocean-export: {line}", flush=True),
     )
     if args.json:

@@ -10,7 +10,7 @@ import torch
 from ocean_runtime import __version__, seal
 from ocean_runtime.contract import BATCH, METADATA_KEY, Contract, State, Tensor, digest
 from ocean_train.checkpoint import Checkpoint
-from ocean_train.model import OceanConfig, OceanTransformer
+from ocean_train.model import OceanConfig, OceanCore, OceanTransformer
 from ocean_train.observations import Observations
 
 from ocean_export.graph import INPUT, OCEAN, OCEAN_NEXT, OUTPUT
@@ -38,7 +38,7 @@ def contract_of(checkpoint: Checkpoint, model: OceanTransformer) -> Contract:
         normalisation=observations.normalisation() if observations else None,
         rate_hz=observations.rate_hz if observations else None,
         max_age_s=observations.max_age_s if observations else None,
-        max_time_constant=_longest_time_constant(model),
+        max_time_constant=longest_time_constant(model),
         time=observations.time if observations else "",
         episode=observations.episode if observations else "",
         sizes={
@@ -56,7 +56,7 @@ def contract_of(checkpoint: Checkpoint, model: OceanTransformer) -> Contract:
     )
 
 
-def _longest_time_constant(model: OceanTransformer) -> float:
+def longest_time_constant(model: OceanCore) -> float:
     """τ = 1 / (1 − λ) of the slowest channel, in steps."""
     decay = model.decay()
     return 1.0 if decay is None else float(1 / (1 - decay.detach().double().max()))

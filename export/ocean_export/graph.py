@@ -41,7 +41,7 @@ def step_graph(model: OceanTransformer) -> onnx.ModelProto:
     # Two rows: the exporter would take a batch of one for a constant.
     inputs = torch.zeros(2, dtype=torch.int64) if config.kind == "tokens" else torch.zeros(2, config.inputs)
     batch = torch.export.Dim("B")
-    with _quiet():
+    with quiet():
         program = torch.onnx.export(
             _Step(model).eval(),
             (inputs, model.initial_ocean(2)),
@@ -55,14 +55,14 @@ def step_graph(model: OceanTransformer) -> onnx.ModelProto:
         )
     assert program is not None
     proto: onnx.ModelProto = program.model_proto
-    _tidy(proto)
+    tidy(proto)
     onnx.checker.check_model(proto, full_check=True)
     return proto
 
 
-def _tidy(proto: onnx.ModelProto) -> None:
+def tidy(proto: onnx.ModelProto, ir_version: int = IR_VERSION) -> None:
     """Keep what runs: the module's own names for weights, and no traces of the exporter's Python stack."""
-    proto.ir_version = IR_VERSION
+    proto.ir_version = ir_version
     proto.producer_name, proto.producer_version = "ocean-export", ""
     graph = proto.graph
     graph.name, graph.doc_string = "ocean_step", ""
@@ -79,7 +79,7 @@ def _tidy(proto: onnx.ModelProto) -> None:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """The exporter warns of its own deprecated parts, and of packages that nothing here needs."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from ocean_runtime import ContractError, OceanError, OceanModel
-from ocean_runtime.files import require_folder, write_atomically
+from ocean_runtime.files import as_path, require_folder, write_atomically
 from ocean_runtime.prefill import path_beside
 from ocean_train import checkpoint
 from ocean_train.observations import InUnits, Stepper
@@ -26,6 +26,8 @@ from ocean_export.contract import attach, contract_of
 from ocean_export.heldout import Cost
 from ocean_export.precision import PRECISIONS
 from ocean_export.prefill import attach_prefill, is_prefill, loaded_prefill, prefill_graph, verify_prefill
+from ocean_export.report import page
+from ocean_export.study import study
 from ocean_export.units import in_units
 from ocean_export.verify import Parity, Trial, make_trial, reference, verify
 from ocean_export.verify_rounded import (
@@ -77,6 +79,8 @@ class ExportReport:
     """What `rounded` is, for the prefill file at int8 or int4."""
     removed: Path | None = None
     """A prefill file of the previous export at this path, which was removed."""
+    report: Path | None = None
+    """The report, where one was asked for."""
     onnxruntime: str = "1.17"
     """The oldest onnxruntime that runs the file."""
 
@@ -93,6 +97,7 @@ def export_checkpoint(
     max_loss_increase: float | str | None = None,
     portable: bool = False,
     prefill: bool = False,
+    report: str | Path | None = None,
     log: Log | None = None,
 ) -> ExportReport:
     """Write the checkpoint in `folder` as one verified single-step ONNX file at `path`.
@@ -102,13 +107,15 @@ def export_checkpoint(
         unit, or a percentage of it such as "2%". By default 0.02 nats, or 2% of the RMSE.
     portable: use only operators of the ONNX standard (fp32 always does).
     prefill: also write `NAME.prefill.onnx`, which runs many steps in one call.
+    report: also write a report of the model to this path: one HTML file (see docs/deploy.md).
     log: called with one line for each measurement and each file, for example `print`.
 
     Raises ExportError where the graph does not match the trained model closely enough, ValueError for an unknown or
     contradictory option or an unusable checkpoint, and OSError where the file can't be written. No file is written
     then.
     """
-    path, tell = Path(path), log or (lambda line: None)
+    path, tell = as_path(path, ValueError, "the file to write"), log or (lambda line: None)
+    report = None if report is None else as_path(report, ValueError, "the report")
     if precision not in PRECISIONS:
         raise ValueError(f"unknown precision {precision!r}; choose {', '.join(PRECISIONS)}")
     if precision == "int4" and portable:
@@ -119,10 +126,11 @@ def export_checkpoint(
             "leave out prefill or portable"
         )
     limit = None if max_loss_increase is None else _limit(max_loss_increase)
-    saved = checkpoint.load(Path(folder))
-    require_folder(path)  # reported before the work, not after it
+    saved = checkpoint.load(folder)
+    for target in (path, *([report] if report else [])):
+        require_folder(target)  # reported before the work, not after it
     with one_thread():
-        return _Export(saved, precision, portable, tell).run(path, limit, prefill)
+        return _Export(saved, precision, portable, tell).run(path, limit, prefill, report)
 
 
 def _limit(value: float | str) -> str:
@@ -152,7 +160,7 @@ class _Export:
             recording = saved.heldout.numpy()
             self.trial = make_trial(self.stepper, observations=self.observations, recording=recording)
 
-    def run(self, path: Path, limit: str | None, prefill: bool) -> ExportReport:
+    def run(self, path: Path, limit: str | None, prefill: bool, report_path: Path | None) -> ExportReport:
         """Make, verify and write the files."""
         contract = contract_of(self.saved, self.model)
         proto = self._in_units(lean.lean_graph(self.model))
@@ -188,6 +196,9 @@ class _Export:
             report = dataclasses.replace(
                 report, prefill=beside, prefill_difference=difference, prefill_rounded=alike
             )
+        if report_path is not None:
+            files[report_path] = self._report(path.name, contract, proto, len(content))
+            report = dataclasses.replace(report, report=report_path)
         write_files(files, contract.state_id, self.log)
         if beside not in files and is_prefill(beside):
             beside.unlink()
@@ -197,6 +208,11 @@ class _Export:
 
     def _in_units(self, proto: onnx.ModelProto) -> onnx.ModelProto:
         return proto if self.observations is None else in_units(proto, self.observations)
+
+    def _report(self, name: str, contract: Contract, proto: onnx.ModelProto, size_bytes: int) -> bytes:
+        """The report of the file, as UTF-8."""
+        exported = loaded(proto, contract)
+        return page(name, size_bytes, exported, study(self.saved, exported, self.stepper)).encode()
 
     def _verify_rounded(self, exported: OceanModel, limit: str | None) -> tuple[RoundedParity, Cost]:
         how = RoundingOf(self.precision, self.portable)

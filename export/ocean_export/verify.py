@@ -20,7 +20,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -66,6 +66,7 @@ MAGNITUDE = 0.01
 """How much of a quantity's size counts beside its standard deviation. A height of 100 ± 0.1 m has an error of one
 in the tenth; but float32 rounds it by 1e-5 of a metre."""
 
+Module = TypeVar("Module", bound=nn.Module)
 Pair = tuple[Array, Array]
 """Output and state."""
 
@@ -99,6 +100,8 @@ class Parity:
     """From the start of the trial on, how many steps all rows of the closed loop were compared."""
     compared: float
     """The share of the closed loop's rows and steps that was compared: 1 but for a model that magnifies rounding."""
+    reference: str = "float64"
+    """The precision of the trained model that the file was compared with."""
 
     @property
     def passed(self) -> bool:
@@ -143,7 +146,7 @@ class Parity:
         batches = ", ".join(map(str, self.batches))
         text = (
             f"largest error over {self.steps:,} steps of {ROWS} streams at batch {batches} against the trained model "
-            "in float64: "
+            f"in {self.reference}: "
             f"a single step {said(self.single_step)}, the closed loop {said(self.closed_loop)}"
         )
         if self.compared < 1:
@@ -250,7 +253,7 @@ def reference(model: Stepper, trial: Trial) -> Iterator[Step]:
         ocean = state.float()
 
 
-def neighbour_of(exact: Stepper, seed: int) -> Stepper:
+def neighbour_of(exact: Module, seed: int) -> Module:
     """A float32 copy with each weight moved by what rounding in float32 does to the sums that it is in.
 
     A float32 product of K terms is the exact one of weights moved by up to √K roundings, in whichever order its sums
@@ -269,9 +272,17 @@ def neighbour_of(exact: Stepper, seed: int) -> Stepper:
                 kept = torch.sigmoid(weight)
                 weight.copy_(torch.logit((kept + noise(kept, 1)).clamp(ROUNDING / 2, 1 - ROUNDING / 2)))
             else:
-                summed = weight.shape[1] if isinstance(module, nn.Linear) and weight.dim() == 2 else 0
-                weight.mul_(1 + noise(weight, 1 + summed**0.5))
+                weight.mul_(1 + noise(weight, 1 + _summed(module, weight) ** 0.5))
     return moved.float()
+
+
+def _summed(module: nn.Module, weight: Tensor) -> int:
+    """K, the terms of the sums that a weight is in: 0 where it is in none."""
+    if weight.dim() < 2 or isinstance(module, nn.Embedding | nn.LayerNorm):
+        return 0
+    if isinstance(module, nn.Linear):
+        return weight.shape[1]
+    return max(weight[0].numel(), weight[:, 0].numel())  # of a convolution, a cell, or a matrix of one's own
 
 
 def _spread(errors: Sequence[tuple[Tensor, Tensor]], unit: Array | float, rows: Array) -> Pair:

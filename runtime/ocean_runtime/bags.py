@@ -1,71 +1,48 @@
 """ROS 2 bags (MCAP and sqlite3) read without ROS: topics, fields, and rows at one rate.
 
-A field is written `/imu:angular_velocity.x` or `/joint_states:position[2]`: the topic, a colon, and the path
+A field is written `/imu:angular_velocity.x` or `/joint_states:position[elbow]`: the topic, a colon, and the path
 into its message, with the unit after it where one is given: `/imu:angular_velocity.x [rad/s]`.
+`ocean_runtime.message_fields` has what a path may be.
 
 Rows at one rate, by one rule: row k stands for the instant t₀ + k / rate, t₀ being when every topic has
 spoken; each field holds its topic's latest message up to that instant (log time: when it was recorded).
 Where a topic's latest is older than the maximum age, there is no row, and the next row begins a new episode.
 Nothing that came after an instant has any influence on its row.
+
+Fields that are looked up by the same name are read as if they were a topic of their own: a message that lacks the
+name (the joints of another part, on /tf another frame) is passed over.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from ocean_runtime.contract import Element
 from ocean_runtime.errors import InputError
-from ocean_runtime.tables import Row, element
+from ocean_runtime.message_fields import (
+    LISTED_ITEMS,
+    Field,
+    MissingNameError,
+    by_name,
+    check_order,
+    numeric_fields,
+    parse_field,
+    value,
+)
+from ocean_runtime.tables import Row
+
+__all__ = ["LISTED_ITEMS", "Field", "numeric_fields", "parse_field", "value"]
 
 SUFFIXES = (".mcap", ".db3")
 MAX_AGE_S = 1.0
-LISTED_ITEMS = 32
-"""Of an array in a message, how many elements `numeric_fields` lists."""
-_STEP = re.compile(r"([A-Za-z_]\w*)|\[(\d+)\]")
-
-
-@dataclass(frozen=True)
-class Field:
-    """One number in the messages of one topic."""
-
-    element: Element
-    """Its name is the whole text: topic, colon, path."""
-    topic: str
-    path: tuple[str | int, ...]
 
 
 def is_bag(path: Path) -> bool:
     """Whether this is a bag's folder, or one file of a bag."""
     return path.suffix in SUFFIXES or (path / "metadata.yaml").is_file()
-
-
-def parse_field(text: str | Element) -> Field:
-    """`/imu:angular_velocity.x [rad/s]` -> Field; raises InputError where it is written otherwise."""
-    item = text if isinstance(text, Element) else element(text)
-    topic, colon, path = item.name.partition(":")
-    steps: list[str | int] = []
-    position = 0
-    while position < len(path):
-        match = _STEP.match(path, position)
-        if match is None:
-            break
-        steps.append(match[1] if match[1] else int(match[2]))
-        position = match.end()
-        if path[position : position + 1] == "." and position + 1 < len(path):
-            position += 1
-    if not colon or not topic or not steps or position != len(path):
-        raise InputError(
-            f"{item.name!r} is no field of a bag; write topic:path, such as /imu:angular_velocity.x or "
-            "/joint_states:position[2]"
-        )
-    return Field(item, topic, tuple(steps))
 
 
 class Bag:
@@ -125,64 +102,84 @@ def _readable(path: Path) -> Iterator[None]:
         ) from None
 
 
-def value(message: Any, field: Field) -> float:
-    """The field's number in one message. Raises InputError where it isn't there or isn't one number."""
-    found = message
-    for depth, step in enumerate(field.path):
-        try:
-            found = found[step] if isinstance(step, int) else getattr(found, step)
-        except IndexError:
-            raise InputError(
-                f"{field.element.name!r} asks for element {step}, but a message of {field.topic} has {len(found)}"
-            ) from None
-        except (AttributeError, TypeError):
-            known = ", ".join(numeric_fields(message)) or "none"
-            where = "".join(f"[{s}]" if isinstance(s, int) else f".{s}" for s in field.path[: depth + 1])
-            raise InputError(
-                f"messages of {field.topic} have no {where.lstrip('.')!r}; their numeric fields are {known}"
-            ) from None
-    if isinstance(found, (bool, int, float, np.number, np.bool_)):
-        return float(found)
-    known = ", ".join(numeric_fields(message)) or "none"
-    raise InputError(
-        f"{field.element.name!r} is not a number but {type(found).__name__}; the numeric fields of "
-        f"{field.topic} are {known}"
-    )
-
-
-def numeric_fields(message: Any, prefix: str = "") -> list[str]:
-    """All paths to single numbers in a message; of an array, the first 32 elements."""
-    if isinstance(message, (bool, int, float, np.number, np.bool_)):
-        return [prefix]
-    if isinstance(message, np.ndarray):
-        return [f"{prefix}[{i}]" for i in range(min(message.size, LISTED_ITEMS))]
-    if isinstance(message, list):
-        return [
-            path for i, m in enumerate(message[:LISTED_ITEMS]) for path in numeric_fields(m, f"{prefix}[{i}]")
-        ]
-    if is_dataclass(message):
-        dot = f"{prefix}." if prefix else ""
-        names = [f.name for f in fields(message) if not f.name.startswith("__")]
-        return [path for n in names for path in numeric_fields(getattr(message, n), dot + n)]
-    return []
-
-
 Arrival = tuple[int, int, Sequence[float]]
 """(time in ns, source, its numbers)."""
 
 
-def arrivals(bag: Bag, wanted: Sequence[Field]) -> tuple[list[list[int]], Iterator[Arrival]]:
-    """Per topic, which of the wanted fields it gives; and the arrivals that `synchronise` takes."""
-    topics = list(dict.fromkeys(f.topic for f in wanted))
-    columns = [[i for i, f in enumerate(wanted) if f.topic == topic] for topic in topics]
-    index = {topic: s for s, topic in enumerate(topics)}
+class Source(NamedTuple):
+    """Fields of one topic that come together: those without names, or those that are looked up by the same ones."""
+
+    topic: str
+    names: tuple[str, ...]
+    places: list[int]
+    """Which of the wanted fields they are."""
+
+    def __str__(self) -> str:
+        return self.topic + "".join(f"[{name}]" for name in self.names)
+
+
+def sources(wanted: Sequence[Field]) -> list[Source]:
+    """Where the wanted fields come from."""
+    keys = dict.fromkeys((field.topic, field.names) for field in wanted)
+    return [
+        Source(topic, names, [i for i, f in enumerate(wanted) if (f.topic, f.names) == (topic, names)])
+        for topic, names in keys
+    ]
+
+
+def arrivals(bag: Bag, wanted: Sequence[Field]) -> tuple[list[Source], Iterator[Arrival]]:
+    """Where the wanted fields come from, and the arrivals that `synchronise` takes.
+
+    Raises InputError as `value`; also where no message at all has a name, and where a field takes an element by its
+    index and the order of the names changes.
+    """
+    chosen = sources(wanted)
+    of_topic: dict[str, list[int]] = {}
+    for index, source in enumerate(chosen):
+        of_topic.setdefault(source.topic, []).append(index)
+    by_index = [
+        [wanted[i] for i in source.places if any(isinstance(step, int) for step in wanted[i].path)]
+        for source in chosen
+    ]
 
     def each() -> Iterator[Arrival]:
-        for time, topic, message in bag.messages(topics):
-            source = index[topic]
-            yield time, source, [value(message, wanted[i]) for i in columns[source]]
+        orders: dict[str, tuple[str, ...]] = {}
+        lacking: dict[int, MissingNameError] = {}
+        come: set[int] = set()
+        for time, topic, message in bag.messages(of_topic):
+            for index in of_topic[topic]:
+                try:
+                    numbers = [value(message, wanted[i]) for i in chosen[index].places]
+                except MissingNameError as error:
+                    lacking[index] = error
+                    continue
+                come.add(index)
+                for field in by_index[index]:
+                    check_order(message, field, orders)
+                yield time, index, numbers
+        for index, missing in lacking.items():
+            if index not in come:
+                raise missing
 
-    return columns, each()
+    return chosen, each()
+
+
+def named_fields(bag: Bag, wanted: Sequence[Field]) -> list[Field]:
+    """The fields, by name in place of an index where the first message of the topic that has names says which.
+
+    Raises InputError as `value`.
+    """
+    found: list[Field] = []
+    firsts: dict[str, Any] = {}
+    for field in wanted:
+        if not any(isinstance(step, int) for step in field.path):
+            found.append(field)
+            continue
+        if field.topic not in firsts:
+            firsts[field.topic] = next((m for _, _, m in bag.messages([field.topic])), None)
+        message = firsts[field.topic]
+        found.append(field if message is None else by_name(message, field))
+    return found
 
 
 def synchronise(
@@ -233,13 +230,11 @@ def read_rows(bag: Bag, wanted: Sequence[Element], rate_hz: float, max_age_s: fl
     chosen = [parse_field(item) for item in wanted]
     columns, incoming = arrivals(bag, chosen)
     count = 0
-    for row in synchronise(columns, incoming, rate_hz, max_age_s):
+    for row in synchronise([source.places for source in columns], incoming, rate_hz, max_age_s):
         count += 1
         yield row
     if count == 0:
-        topics = ", ".join(
-            f"{t} ({bag.topics[t][1]} messages)" for t in dict.fromkeys(f.topic for f in chosen)
-        )
+        topics = ", ".join(f"{source} ({bag.topics[source.topic][1]} messages)" for source in columns)
         raise InputError(
             f"{bag.path} gives no row: at no instant is the latest of {topics} within {max_age_s:g} s; "
             "give a larger --max-age, or leave out the topic that is silent"

@@ -78,7 +78,8 @@ def _parser() -> argparse.ArgumentParser:
         "text",
         nargs="?",
         default="-",
-        help="a UTF-8 file (for a model of sensors: CSV, .npz or a ROS 2 bag), or - for standard input (default)",
+        help="a UTF-8 file (for a model of sensors: CSV, .npz, .parquet or a ROS 2 bag), or - for standard input "
+        "(default)",
     )
     parser.add_argument(
         "--generate", metavar="N", type=_at_least(int, 0), help="after the text, write N tokens"
@@ -124,8 +125,8 @@ def _parser() -> argparse.ArgumentParser:
         "--csv",
         action="append",
         metavar="KEY=VALUE",
-        help="how the CSV is written, where that is not found by itself: separator, decimal, comment, encoding, "
-        "header, names, skip or missing; may be given several times (see docs/sensors.md)",
+        help="how the CSV is written, where that is not found by itself: separator, decimal, thousands, comment, "
+        "encoding, header, names, skip or missing; may be given several times (docs/dialects.md)",
     )
     parser.add_argument(
         "--no-header",

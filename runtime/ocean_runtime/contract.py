@@ -60,6 +60,9 @@ class Element:
     reference: float = 0.0
     """What the runtime subtracts from the caller's number, in float64, before the graph sees it (adds, for an
     output): float32 has no room for the changes of a UTM coordinate or a Unix time."""
+    lookup: str = ""
+    """Where `name` takes an element of an array by its index, and the training data named the array's elements: the
+    same by name, such as `/joint_states:position[elbow]`, which is what readers look up."""
 
 
 @dataclass(frozen=True)
@@ -326,6 +329,7 @@ _EXPECTED: dict[str, tuple[type, ...]] = {
     "episode": (str,),
     "reference": (int, float),
     "unit": (str,),
+    "lookup": (str,),
     "low": (int, float, type(None)),
     "high": (int, float, type(None)),
     "normalisation": (dict, type(None)),

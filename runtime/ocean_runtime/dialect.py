@@ -9,26 +9,20 @@ from __future__ import annotations
 import codecs
 import csv
 import io
-import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from ocean_runtime.cells import MISSING, THOUSANDS, is_number
 from ocean_runtime.errors import InputError
 
-_NO_VALUE = """
-nan na n/a <na> null none nil missing ? - -- --- . #n/a #na #null! #div/0! #value! #num!
-"""
-MISSING = frozenset(["", "#n/a n/a", *_NO_VALUE.split()])
-"""Cells, in small letters, that stand for no value."""
-BOOLEANS = {"true": 1.0, "false": 0.0}
 MAX_LINE_CHARACTERS = 1 << 20
 MAX_PREAMBLE_LINES = 1000
 SEPARATORS = {",": ",", ";": ";", "tab": "\t", "\t": "\t", "\\t": "\t", "|": "|", "space": " ", " ": " "}
 COMMENTS = ("#", "%", "//")
 _MAGIC = (
-    (b"PAR1", "Parquet"),
+    (b"PAR1", "Parquet, whose name must end with .parquet"),
     (b"PK\x03\x04", "a zip archive, such as .xlsx or .npz"),
     (b"\xfd7zXZ", "an .xz archive"),
     (b"\x28\xb5\x2f\xfd", "a .zst archive"),
@@ -39,13 +33,6 @@ _MAGIC = (
     (b"SQLite format 3", "a database"),
     (b"ULog\x01\x12\x35", "a flight log (.ulg)"),
 )
-_UNIT_ATOM = (
-    r"(?:[munµμkMGcd]?(?:s|sec|m|g|N|Nm|rad|V|A|W|J|Pa|Hz|T|F|Wh|Ah|bar)|deg|degrees|radians|meters?|metres?|seconds?|"
-    r"°|°C|°F|degC|C|K|h|min|rpm|RPM|%|gauss|G|lx|lux|dB|dBm|px|pixels?|counts?|bool|mmHg|inch|in|ft|mph|kmh|1|-)"
-)
-_UNIT = re.compile(rf"{_UNIT_ATOM}(?:\s?[\^*/·.]?\s?-?(?:{_UNIT_ATOM}|[-⁻]?[0-9²³⁻¹]+))*")
-_COMMA_NUMBER = re.compile(r"[+-]?\d*,\d+(?:[eE][+-]?\d+)?")
-_THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2},\d{3}")
 
 
 @dataclass(frozen=True)
@@ -56,6 +43,8 @@ class Dialect:
     """`,`, `;`, `|`, a tab, or a space for any number of blanks."""
     decimal: str | None = None
     """`.` or `,`."""
+    thousands: str | None = None
+    """What separates thousands: `,`, `.`, `'`, or `space` for blanks of any kind."""
     comment: str | None = None
     """Lines that begin with it are passed over, wherever they stand."""
     encoding: str | None = None
@@ -82,6 +71,8 @@ def parse_options(options: Sequence[str], no_header: bool = False) -> Dialect:
             raise InputError(f"the separator {value!r} is none of comma, ; | tab and space")
         if key == "decimal" and value not in (".", ","):
             raise InputError(f"the decimal sign {value!r} is neither . nor ,")
+        if key == "thousands" and value not in THOUSANDS:
+            raise InputError(f"the separator of thousands {value!r} is none of , . ' and space")
         if key == "header" and value not in ("yes", "no"):
             raise InputError(f"header={value} is neither yes nor no")
         if key == "skip" and not (value.isascii() and value.isdigit()):
@@ -105,6 +96,11 @@ def parse_options(options: Sequence[str], no_header: bool = False) -> Dialect:
         elif key == "missing":
             settled = tuple(text.strip().lower() for text in value.split(","))
         dialect = replace(dialect, **{key: settled})
+    if dialect.thousands in (",", "."):
+        other = "." if dialect.thousands == "," else ","
+        if dialect.decimal == dialect.thousands:
+            raise InputError(f"{dialect.decimal!r} can't be both decimal sign and separator of thousands")
+        dialect = replace(dialect, decimal=other)
     return replace(dialect, header=False) if dialect.names else dialect
 
 
@@ -131,13 +127,23 @@ def lines_of(chunks: Iterable[bytes], name: str, encoding: str | None) -> Iterat
             "such as --csv encoding=cp1252 (Windows, Western Europe) or --csv encoding=utf-16"
         )
 
+    def check(line: str) -> str:
+        if "\0" in line:
+            raise InputError(
+                f"{name} holds zero bytes, as a file does that a power failure cut off, or that is no UTF-8 text; "
+                "remove them, or give its encoding, such as --csv encoding=utf-16"
+            )
+        return line
+
+    marks = True
     try:
         for chunk in _chain(first, source):
-            *whole, rest = (rest + decoder.decode(chunk)).split("\n")
+            text = decoder.decode(chunk)
+            if marks and (text := text.lstrip("\ufeff")):
+                marks = False
+            *whole, rest = (rest + text).split("\n")
             for line in whole:
-                if "\0" in line:
-                    raise wrong()
-                yield line + "\n"
+                yield check(line) + "\n"
             if len(rest) > MAX_LINE_CHARACTERS:
                 raise InputError(
                     f"{name} has a line of over {MAX_LINE_CHARACTERS:,} characters; it is no CSV"
@@ -145,10 +151,8 @@ def lines_of(chunks: Iterable[bytes], name: str, encoding: str | None) -> Iterat
         rest += decoder.decode(b"", final=True)
     except UnicodeError:
         raise wrong() from None
-    if "\0" in rest:
-        raise wrong()
     if rest:
-        yield rest
+        yield check(rest)
 
 
 def _chain(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
@@ -158,6 +162,8 @@ def _chain(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
 
 def _encoding(first: bytes) -> str:
     """By the mark at the beginning, or by where zeros stand."""
+    if first[:4] in (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE):
+        return "utf-32"
     if first[:2] in (b"\xff\xfe", b"\xfe\xff"):
         text = first[: len(first) // 2 * 2].decode("utf-16", errors="replace")
         if any("\t" <= character <= "~" for character in text):
@@ -193,41 +199,10 @@ def _unpacked(chunks: Iterable[bytes], name: str) -> Iterator[bytes]:
         raise InputError(f"{name} is a gzip archive that was cut off; unpack what is left of it first")
 
 
-def is_number(text: str) -> bool:
-    """Whether a cell is a number, with either decimal sign, or a date and time."""
-    text = text.strip()
-    if re.match(r"\d{4}[-/]\d\d[-/]\d\d", text) or _COMMA_NUMBER.fullmatch(text):
-        return True
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def is_unit(text: str) -> bool:
-    """Whether a cell is a unit: `m/s`, `[rad]`, `(-)`."""
-    inner = re.fullmatch(r"\s*[\[(]?\s*(.*?)\s*[\])]?\s*", text)
-    return inner is not None and _UNIT.fullmatch(inner[1]) is not None
-
-
 def unit_of(text: str) -> str:
     """A units row's cell without its brackets; empty for a quantity without a unit."""
     unit = text.strip().strip("[]()").strip()
     return "" if unit in ("-", "1") else unit
-
-
-def comma_number(cell: str, decimal: str | None) -> tuple[str, str | None] | None:
-    """A cell with a comma as text with a point, and the decimal sign that it settles; None where it is no number.
-
-    A cell that could be thousands or a fraction gives itself with None: it must be asked about.
-    """
-    text = cell.strip()
-    if not _COMMA_NUMBER.fullmatch(text):
-        return None
-    if decimal == "." or (decimal is None and _THOUSANDS.fullmatch(text)):
-        return text, None
-    return text.replace(",", "."), ","
 
 
 def cells_of(line: str, separator: str) -> list[str]:
@@ -246,12 +221,15 @@ def find_separator(heading: str, first: str) -> str:
     """What separates the names, and the first row's cells: with it both have as many, most of them numbers."""
     best: tuple[float, int, int] | None = None
     found = next((s for s in ",;\t|" if s in heading), ",")
+    by_one = False
     for rank, separator in enumerate((",", ";", "\t", "|", " ")):
         try:
             names, cells = cells_of(heading, separator), cells_of(first, separator)
         except csv.Error:
             continue
         if len(names) != len(cells) or len(names) < 2:
+            if best is None and not by_one and len(names) > 1 and len(cells) == len(names) + 1:
+                by_one, found = True, separator  # the rows are refused, with both counts
             continue
         numbers = sum(is_number(cell) or cell.strip().lower() in MISSING for cell in cells) / len(cells)
         score = (numbers, len(names), -rank)

@@ -12,12 +12,23 @@ import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from ocean_runtime.errors import let_through
 
+E = TypeVar("E", bound=Exception)
 LOCK_SECONDS = 1.0
 """How long a writer waits for another that renames files in the same folder."""
 _TEMPORARY = re.compile(r"\.ocean-[0-9a-f]{8}\.tmp")
+
+
+def as_path(given: object, error: type[E], what: str) -> Path:
+    """A path that a caller gave; raises `error` where it is none, such as an open file or its number."""
+    if isinstance(given, (str, os.PathLike)) and isinstance(name := os.fspath(given), str):
+        return Path(name)
+    raise error(
+        f"{what} is {given!r}, a {type(given).__name__}; give the path of a file, as a text or a Path"
+    )
 
 
 def write_atomically(path: Path, content: bytes, prepare: Callable[[], None] | None = None) -> None:

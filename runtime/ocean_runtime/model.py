@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ocean_runtime.contract import Contract
 from ocean_runtime.errors import ContractError, let_through
-from ocean_runtime.files import kind_of, read_bounded
+from ocean_runtime.files import as_path, kind_of, read_bounded
 from ocean_runtime.prefill import PREFILL_KEY, Prefill, digest, path_beside
 from ocean_runtime.probe import try_in_a_process
 from ocean_runtime.scan import scan
@@ -58,7 +58,7 @@ class OceanModel:
         untrusted: load it first in a process of its own, with bounded memory and time (some 0.5 s more).
         Raises ContractError where the file is missing, is no model, or does not keep its contract.
         """
-        path = Path(path)
+        path = as_path(path, ContractError, "the model")
         data = _read_file(path)
         try:
             check_seal(data)

@@ -10,7 +10,7 @@ import csv
 import io
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TextIO
@@ -18,8 +18,8 @@ from typing import Any, Literal, NamedTuple, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from ocean_runtime.arrays import Arrays
-from ocean_runtime.bags import MAX_AGE_S, is_bag, open_bag, read_rows
+from ocean_runtime.arrays import Arrays, is_arrays
+from ocean_runtime.bags import MAX_AGE_S, Bag, is_bag, named_fields, open_bag, parse_field, read_rows
 from ocean_runtime.clocks import WATCHED, Clock, Watch, watched
 from ocean_runtime.contract import Element, Tensor
 from ocean_runtime.dialect import Dialect
@@ -87,7 +87,7 @@ def read_source(
     say: Callable[[str], None] = lambda line: None,
     dialect: Dialect | None = None,
 ) -> Iterator[Row]:
-    """The model's elements, by name, from a bag or an .npz at `source`, or else from the CSV that `chunks()` gives.
+    """The model's elements, by name, from a bag or arrays at `source`, or else from the CSV that `chunks()` gives.
 
     A bag is brought to the contract's rate as in training. `episode` and `time` name a table's columns; where they
     are not given they are those of training, as far as this table has them, and where they are empty there are none;
@@ -97,7 +97,7 @@ def read_source(
     contract, wanted = stream.model.contract, observation_of(stream).elements
     path = Path(source)
     if source == "-" or not is_bag(path):
-        if path.suffix == ".npz" and path.is_file():
+        if is_arrays(path) and path.is_file():
             table: Table | Arrays = Arrays(path)
         else:
             table = Table(chunks(), "standard input" if source == "-" else source, dialect)
@@ -114,6 +114,8 @@ def read_source(
         )
         ahead = WATCHED + 1 if source != "-" and path.is_file() else 1
         yield from watched(table.rows(wanted, whose, clock), watch, ahead)
+        if source != "-" and isinstance(table, Table) and table.is_cut:
+            say(f"{table.name} ends without a line break: if it was cut off, its last row may be wrong")
         return
     if episode is not None or time is not None:
         raise InputError(
@@ -124,10 +126,23 @@ def read_source(
     with open_bag(path) as bag:
         name = Place.of(stream).episode or ""  # the clock says whether the first row goes on
         number = "1"
+        for note in _notes_on_order(bag, wanted):
+            say(note)
         for row in read_rows(bag, wanted, contract.rate_hz, contract.max_age_s or MAX_AGE_S):
             if row.episode != number:
                 number, name = row.episode, f"{row.time}"
             yield row._replace(episode=name)
+
+
+def _notes_on_order(bag: Bag, wanted: Sequence[Element]) -> Iterator[str]:
+    """What is read by an index, though the bag has names for it: of a model that knows no names, as of 0.1.0."""
+    fields = [parse_field(item) for item in wanted]
+    for before, after in zip(fields, named_fields(bag, fields), strict=True):
+        if after.element.lookup != before.element.lookup:
+            yield (
+                f"{before.element.name} is {after.element.lookup} in {bag.path}; the model knows no names, so see that "
+                "it was the same in training"
+            )
 
 
 def _column(table: Table | Arrays, asked: str | None, trained: str) -> Element | None:

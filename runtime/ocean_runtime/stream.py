@@ -17,7 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 from ocean_runtime import prefill
 from ocean_runtime import snapshot as snapshots
 from ocean_runtime.contract import DTYPES, show_shape, sized
-from ocean_runtime.errors import BusyError, InputError, StepError, let_through
+from ocean_runtime.errors import BusyError, InputError, SnapshotError, StepError, let_through
+from ocean_runtime.files import as_path
 from ocean_runtime.plan import Inputs, Plan
 
 if TYPE_CHECKING:
@@ -288,7 +289,7 @@ class OceanStream:
 
         keep: how many generations are kept: `path` is the newest, `path.1` the one before it, and so on.
         """
-        snapshots.write(self.snapshot(), Path(path), keep=keep)
+        snapshots.write(self.snapshot(), as_path(path, SnapshotError, "the snapshot"), keep=keep)
 
     def restore(self, path: str | Path) -> snapshots.Restored:
         """Go on from what `save` wrote: the newest generation that is whole.
@@ -297,7 +298,8 @@ class OceanStream:
         logged). Raises SnapshotError where none is whole, or the newest whole one does not fit this model;
         the state is then as it was.
         """
-        restored = snapshots.read_newest(Path(path), limit=self._now.plan.snapshot_bytes)
+        newest = as_path(path, SnapshotError, "the snapshot")
+        restored = snapshots.read_newest(newest, limit=self._now.plan.snapshot_bytes)
         self.resume(restored.snapshot)
         return restored
 

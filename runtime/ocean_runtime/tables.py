@@ -18,13 +18,23 @@ from typing import NamedTuple
 import numpy as np
 
 from ocean_runtime import dialect as dialects
+from ocean_runtime.cells import (
+    MISSING,
+    comma_number,
+    is_number,
+    is_unit,
+    number,
+    without_thousands,
+)
 from ocean_runtime.clocks import SECONDS, Clock, find_clock, from_iso
 from ocean_runtime.contract import Element
-from ocean_runtime.dialect import BOOLEANS, MISSING, Dialect
+from ocean_runtime.dialect import Dialect
 from ocean_runtime.errors import InputError, NoColumnError
+from ocean_runtime.named_columns import Named, find_named, items_of, names_column, place_of
 
 __all__ = ["MISSING", "SECONDS", "Row", "Table", "element", "label", "number"]
 _NAMED = re.compile(r"\s*(.*?)(\s*)(?:\[([^\[\]]*)\])?\s*")
+_RULE = re.compile(r"[\s|+:=-]*-{3,}[\s|+:=-]*")
 _INDEX = re.compile(r"\d+(:\d+)?")
 
 
@@ -53,7 +63,7 @@ def element(text: str) -> Element:
     match = _NAMED.fullmatch(text)
     if match is None or not match[1] or match[3] is None or _INDEX.fullmatch(match[3].strip()):
         return Element(text.strip())
-    if not match[2] and (":" in match[1] or not dialects.is_unit(match[3])):
+    if not match[2] and (":" in match[1] or not is_unit(match[3])):
         return Element(text.strip())
     return Element(match[1], match[3].strip())
 
@@ -61,22 +71,6 @@ def element(text: str) -> Element:
 def label(item: Element) -> str:
     """What `element` reads back."""
     return f"{item.name} [{item.unit}]" if item.unit else item.name
-
-
-def number(cell: str) -> float:
-    """A cell's number, NaN where it is missing; raises ValueError for anything else."""
-    try:
-        value = float(cell)
-    except ValueError:
-        text = cell.strip().lower()
-        if text in MISSING:
-            return math.nan
-        if text in BOOLEANS:
-            return BOOLEANS[text]
-        raise
-    if "_" in cell:  # Python reads 2026_11_30 as a number of eight digits; a date is none
-        raise ValueError(cell)
-    return value
 
 
 class Table:
@@ -91,6 +85,11 @@ class Table:
         self.dialect = dialect or Dialect()
         self.decimal = self.dialect.decimal
         """Settled by the first number that shows it."""
+        self._named: list[Named] = []
+        self._guards: dict[int, tuple[int, str]] = {}
+        """Of columns that an index names: the column of their names, and the first name there."""
+        self._lacking: dict[Named, list[str]] = {}
+        self._found: set[Named] = set()
         self.comment = (self.dialect.comment,) if self.dialect.comment else ()
         self._preamble = ""
         lines = dialects.lines_of(chunks, name, self.dialect.encoding)
@@ -108,6 +107,8 @@ class Table:
             heading, ahead = self._preamble, [first]
         else:
             heading, second, ahead = first, self._next(lines), []
+            if _RULE.fullmatch(second):  # a line between the names and the rows, as in Markdown
+                second = self._next(lines)
             self.separator = self.separator or dialects.find_separator(first, second)
         ahead += [second] if second else []
         if heading:
@@ -115,12 +116,24 @@ class Table:
         else:
             count = len(self._cells(first))
             cells = list(self.dialect.names) or [f"c{i + 1}" for i in range(count)]
+        self._names = cells
         self.columns = self._elements(cells)
         self._check_names(ahead[0] if ahead else "")
         if heading and len(ahead) == 1 and self._take_units(ahead[0]):
             ahead = []
-        self.lines: Iterator[str] = chain(ahead, lines)
+        self.is_cut = False
+        """Whether the last line read has no line break, as where a file was cut off."""
+        self.lines: Iterator[str] = self._watched(chain(ahead, lines))
         """Those that nobody has read yet."""
+        missing = [text for text in self.dialect.missing if is_number(text)]
+        self._no_values = {number(text) for text in missing}
+        self.is_verbatim = self.decimal != "," and not (self.dialect.missing or self.dialect.thousands)
+        """Whether a cell that Python reads as a number is that number."""
+
+    def _watched(self, lines: Iterable[str]) -> Iterator[str]:
+        for line in lines:
+            self.is_cut = not line.endswith("\n")
+            yield line
 
     def _next(self, lines: Iterator[str], preamble: bool = False) -> str:
         """The next line with something in it; comments before the table are passed over."""
@@ -151,8 +164,8 @@ class Table:
             names, cells = (dialects.cells_of(line, separator) for line in (self._preamble, first))
         except csv.Error:
             return False
-        found = len(names) == len(cells) and not any(map(dialects.is_number, names))
-        if not found or not any(map(dialects.is_number, cells)):
+        found = len(names) == len(cells) and not any(map(is_number, names))
+        if not found or not any(map(is_number, cells)):
             return False
         self.separator = separator
         return True
@@ -170,7 +183,7 @@ class Table:
         """below: the line after the names; one of another length is itself an error, which names both."""
         names = [column.name for column in self.columns]
         how = "where no line names them, give --no-header (c1, c2, ...) or --csv names=a,b,c"
-        wrong = [name for name in names if dialects.is_number(name)]
+        wrong = [name for name in names if is_number(name)]
         if wrong and self.dialect.header is None and (not below or len(self._cells(below)) == len(names)):
             raise InputError(
                 f"{self.name} starts with numbers, such as {wrong[0]!r}; its first line must name the columns; {how}; "
@@ -187,16 +200,12 @@ class Table:
             cells = dialects.cells_of(line, self.separator)
         except csv.Error:
             return False
-        if len(cells) != len(self.columns) or any(map(dialects.is_number, cells)):
+        if len(cells) != len(self.columns) or any(map(is_number, cells)):
             return False
         filled = [cell for cell in cells if cell.strip()]
         units = [dialects.unit_of(cell) for cell in cells]
         named = sum(map(bool, units))  # a lone one may be a class, such as A, in a row without numbers
-        if (
-            not all(map(dialects.is_unit, filled))
-            or named < min(2, len(cells))
-            or 2 * len(filled) <= len(cells)
-        ):
+        if not all(map(is_unit, filled)) or named < min(2, len(cells)) or 2 * len(filled) <= len(cells):
             return False
         for column, unit in zip(self.columns, units, strict=True):
             if column.unit and unit and column.unit != unit:
@@ -224,6 +233,8 @@ class Table:
                 raise InputError(f"{self.name} row {count + 1} is not CSV: {error}") from None
             if not cells or (len(cells) == 1 and not cells[0].strip()):
                 continue  # an empty line, or one of blanks
+            if len(cells) == len(self.columns) + 1 and not cells[-1].strip():
+                del cells[-1]  # a separator at the end
             if cells[0].startswith(dialects.COMMENTS) and cells[0].strip().lower() not in MISSING:
                 if cells[0].startswith(self.comment):
                     continue
@@ -236,6 +247,11 @@ class Table:
             elif self.comment and cells[0].startswith(self.comment):
                 continue
             count += 1
+            if cells == self._names:
+                raise InputError(
+                    f"{self.name} row {count} has the names of the columns again, as where files were joined; give "
+                    "each file by itself, or remove the line"
+                )
             if len(cells) != len(self.columns):
                 hint = (
                     "; if lines before the names are no part of the table, give --csv skip=LINES"
@@ -249,20 +265,57 @@ class Table:
             yield count, cells
 
     def find(self, wanted: Element) -> int:
-        """The column of that name. Raises InputError where there is none, or its unit is another."""
-        for index, column in enumerate(self.columns):
-            if column.name == wanted.name:
-                if column.unit and wanted.unit and column.unit != wanted.unit:
-                    raise InputError(
-                        f"{self.name} has {wanted.name!r} in {column.unit}, expected in {wanted.unit}; "
-                        "convert it first"
-                    )
-                return index
-        for index, column in enumerate(self.columns):
-            if wanted.unit and column.name == f"{wanted.name}[{wanted.unit}]":
-                return index
-        known = ", ".join(column.name for column in self.columns)
-        raise NoColumnError(f"{self.name} has no column {wanted.name!r}; its columns are {known}")
+        """The column of that name, or a place beyond them for what is looked up by name in each row.
+
+        Raises InputError where there is none, or its unit is another.
+        """
+        places = {column.name: i for i, column in enumerate(self.columns)}
+        bracketed = f"{wanted.name}[{wanted.unit}]" if wanted.unit else wanted.name
+        if wanted.lookup and wanted.lookup in places:
+            index: int | None = places[wanted.lookup]
+        elif wanted.lookup and (named := find_named(places, wanted.lookup)) is not None:
+            index = self._look_up(named)
+        elif (index := places.get(wanted.name)) is not None:
+            self._guard(places, wanted.name, index)
+        elif (index := places.get(bracketed)) is None and (
+            named := find_named(places, bracketed) or find_named(places, wanted.name)
+        ) is not None:
+            index = self._look_up(named)
+        if index is None:
+            known = ", ".join(column.name for column in self.columns)
+            raise NoColumnError(f"{self.name} has no column {wanted.name!r}; its columns are {known}")
+        for column in self._sources(index):
+            unit = self.columns[column].unit
+            if unit and wanted.unit and unit != wanted.unit:
+                raise InputError(
+                    f"{self.name} has {wanted.name!r} in {unit}, expected in {wanted.unit}; convert it first"
+                )
+        return index
+
+    def _look_up(self, named: Named) -> int:
+        if named not in self._named:
+            self._named.append(named)
+        return len(self.columns) + self._named.index(named)
+
+    def _sources(self, index: int) -> tuple[int, ...]:
+        return (index,) if index < len(self.columns) else self._named[index - len(self.columns)].values
+
+    def _guard(self, places: dict[str, int], name: str, index: int) -> None:
+        """Of a column that an index names: its name in each row must be that of the first."""
+        beside = names_column(places, name)
+        if beside is not None:
+            self._guards.setdefault(index, (beside[1], ""))
+
+    def is_plain(self, index: int) -> bool:
+        """Whether a row's number is what stands in its cell, whatever stands in others."""
+        return index < len(self.columns) and index not in self._guards
+
+    def check_names(self) -> None:
+        """At the end: raises InputError where no row had a name that was looked up."""
+        for named in self._named:
+            if (found := self._lacking.get(named)) is not None:
+                names = ", ".join(found) or "no names"
+                raise InputError(f"{self.name}: no row has the name {named.name!r}; the first has {names}")
 
     def clock(self, wanted: Element, otherwise: str = "") -> Clock:
         """The column of the time, or the pair of columns; raises as `ocean_runtime.clocks.find_clock`."""
@@ -273,7 +326,7 @@ class Table:
     ) -> Iterator[Row]:
         """The wanted columns of each row, found by name; the column `episode` says whose it is, `time` when it was.
 
-        Raises InputError where a column is missing or a row has no time.
+        Raises InputError where a column is missing, a row has no time, or no row has a name that is looked up.
         """
         indices = [self.find(item) for item in wanted]
         whose = None if episode is None else self.find(episode)
@@ -287,6 +340,7 @@ class Table:
                 else tuple((label(self.columns[i]), cells[i].strip()) for i in clock.columns)
             )
             yield Row(count, now, "" if whose is None else cells[whose].strip(), values, stamp)
+        self.check_names()
 
     def seconds(self, count: int, cells: list[str], clock: Clock) -> float:
         """A row's time; raises InputError where it has none."""
@@ -305,19 +359,25 @@ class Table:
         return now
 
     def value(self, count: int, cells: list[str], index: int, what: str = "a number") -> float:
-        """One cell's number; raises InputError where it holds something else."""
-        cell, where = (
-            cells[index],
-            f"{self.name} row {count} has {cells[index]!r} in column {self.columns[index].name!r}",
-        )
+        """One cell's number, NaN where it is missing; raises InputError where it holds something else."""
+        if index >= len(self.columns):
+            return self._named_value(count, cells, self._named[index - len(self.columns)])
+        if index in self._guards:
+            self._check_guard(count, cells, index)
+        return self._number(count, cells[index], index, what)
+
+    def _number(self, count: int, cell: str, index: int, what: str = "a number") -> float:
+        where = f"{self.name} row {count} has {cell!r} in column {self.columns[index].name!r}"
+        if cell.strip().lower() in self.dialect.missing:
+            return math.nan
+        if self.dialect.thousands is not None:
+            cell = without_thousands(cell, self.dialect.thousands)
         try:
             found = number(cell)
         except ValueError:
-            if cell.strip().lower() in self.dialect.missing:
-                return math.nan
-            found_text = dialects.comma_number(cell, self.decimal)
+            found_text = comma_number(cell, self.decimal)
             if found_text is None:
-                raise InputError(f"{where}, which is not {what}") from None
+                raise InputError(f"{where}, which is not {what}{self._advice(cell)}") from None
             if found_text[1] is None:
                 how = "a point" if self.decimal == "." else "a comma or a point"
                 raise InputError(
@@ -326,11 +386,54 @@ class Table:
                 ) from None
             self.decimal = ","
             return float(found_text[0])
+        if found in self._no_values:
+            return math.nan
         if "." in cell and math.isfinite(found):
             if self.decimal == ",":
                 raise InputError(f"{where}, with a point where other numbers have a decimal comma")
             self.decimal = "."
         return found
+
+    def _advice(self, cell: str) -> str:
+        """What to type where a number has separators of thousands."""
+        if self.dialect.thousands is None:
+            for mark in ("'", "space", *",."):
+                plain = without_thousands(cell, mark)
+                if plain != cell and is_number(plain):
+                    return f'; if it is {plain}, give --csv "thousands={mark}"'
+        return ""
+
+    def _named_value(self, count: int, cells: list[str], named: Named) -> float:
+        """The number of the element of a name in this row; NaN where the row has no such name."""
+        if named.listed:
+            names, values = (items_of(cells[indices[0]]) for indices in (named.names, named.values))
+        else:
+            names, values = ([cells[i].strip() for i in indices] for indices in (named.names, named.values))
+        place = place_of(named, names)
+        if place is None:
+            if named not in self._found:
+                self._lacking.setdefault(named, [name for name in names if name])
+            return math.nan
+        self._found.add(named)
+        self._lacking.pop(named, None)
+        if place >= len(values):
+            raise InputError(
+                f"{self.name} row {count} has {len(values)} numbers in column {self.columns[named.values[0]].name!r} "
+                f"and {len(names)} names"
+            )
+        return self._number(count, values[place], named.values[0 if named.listed else place])
+
+    def _check_guard(self, count: int, cells: list[str], index: int) -> None:
+        beside, first = self._guards[index]
+        found = cells[beside].strip()
+        if not first:
+            self._guards[index] = beside, found
+        elif found and found != first:
+            array = self.columns[index].name.partition("[")[0]
+            raise InputError(
+                f"{self.name} row {count} has the name {found!r} in column {self.columns[beside].name!r}, and rows "
+                f"before it {first!r}, so {self.columns[index].name!r} is another element; give {array}[{first}]"
+            )
 
     def _cells(self, line: str) -> list[str]:
         try:

@@ -12,11 +12,14 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Literal
 
 UNKNOWN = 0
 REPLACEMENT = "\ufffd"
 KINDS = ("char", "word")
+PIECE = 1 << 20
+"""Characters that are counted or encoded at once; a signal is acted on between two pieces."""
 
 # Every text splits into these without remainder: a word, digits included, with the single space before
 # it; the end of a contraction; one mark with the space before it; any other single space character.
@@ -133,4 +136,7 @@ class TokenReader:
 
 
 def _split(kind: str, text: str) -> Iterable[str]:
-    return text if kind == "char" else _WORD.findall(text)
+    """The pieces; between some of them a signal can be acted on."""
+    if kind == "char":
+        return chain.from_iterable(text[i : i + PIECE] for i in range(0, len(text), PIECE))
+    return (match[0] for match in _WORD.finditer(text))

@@ -109,3 +109,14 @@ def test_a_missing_package_is_one_sentence(
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, check=False)
     assert done.returncode == 1
     assert done.stderr.decode() == f"ocean-export: needs {missing}: pip install 'oceanstate[export]'\n"
+
+
+def test_what_is_no_path_is_one_sentence(tmp_path: Path) -> None:
+    from ocean_export import AdoptError, adopt_file, export_checkpoint
+
+    for act, given in ((adopt_file, (3, tmp_path / "m.onnx")), (adopt_file, (tmp_path / "m.onnx", 3))):
+        with pytest.raises(AdoptError, match="is 3, a int; give the path of a file"):
+            act(*given)  # type: ignore[arg-type]
+    for given in ((3, tmp_path / "m.onnx"), (tmp_path, 3)):
+        with pytest.raises(ValueError, match="is 3, a int; give the path of a file"):
+            export_checkpoint(*given)  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ oceanₜ = 0.9 oceanₜ₋₁ + x W        prediction = oceanₜ V
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -41,17 +42,20 @@ def leaky(
     reference: float = 0.0,
     high: float | None = None,
     note: str = "",
+    lookups: Sequence[str] = (),
 ) -> Path:
     """Write such a model. outputs: names where it does not predict its next input.
 
     output: the name of the model's output; one that is called logits tells classes apart.
     reference: of every element, such as a UTM coordinate's. high: the largest value that it had in training.
+    lookups: what each element is by name, where its own name has an index.
     work: the size of a square matrix that each step multiplies with ten times, for a step that takes long.
     """
     names = list(inputs if outputs is None else outputs)
 
     def elements(names: Sequence[str]) -> tuple[Element, ...]:
-        return tuple(Element(name, reference=reference) for name in names)
+        known = dict(zip(inputs, lookups, strict=False))
+        return tuple(Element(name, reference=reference, lookup=known.get(name, "")) for name in names)
 
     W, V = weights(len(inputs), len(names), width, seed)
     stored = {"W": W, "V": V, "decay": np.array(DECAY)}
@@ -99,7 +103,7 @@ def leaky(
                 "observation",
                 "float32",
                 ("B", len(inputs)),
-                elements=tuple(Element(n, high=high, reference=reference) for n in inputs),
+                elements=tuple(replace(element, high=high) for element in elements(inputs)),
             ),
         ),
         outputs=(

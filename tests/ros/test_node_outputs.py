@@ -150,6 +150,30 @@ def test_by_index_another_order_of_names_is_refused() -> None:
         read(message)
 
 
+@pytest.mark.parametrize("paths", [[], ["position[0]", "position[1]"], ["position[0:2]"]])
+def test_what_an_index_takes_is_looked_up_where_the_model_knows_its_name(
+    paths: list[str], tmp_path: Path
+) -> None:
+    elements = ("/joints:position[0]", "/joints:position[1]")
+    lookups = ("/joints:position[elbow]", "/joints:position[wrist]")
+    contract = OceanModel.load(leaky(tmp_path / "m.onnx", elements, lookups=lookups)).contract
+    given = Input(topic="/joints", type=JOINTS, fields=paths)
+    out = Output(type=JOINTS, fields=["position[0:2]"])
+    wiring = wire(contract, Settings(), {"in": given}, {"out": out})
+    assert not wiring.notes and wiring.outputs[0].template.name == ["elbow", "wrist"]
+    read = wiring.inputs[0].read
+    for order in (["elbow", "wrist"], ["wrist", "base", "elbow"]):
+        message = JointState(name=order)
+        message.position = [{"elbow": 1.0, "wrist": 2.0}.get(name, 9.0) for name in order]
+        assert read(message).tolist() == [1.0, 2.0]
+    # Another index than training's is what the user asked for.
+    swapped = Input(
+        topic="/joints", type=JOINTS, fields=[f"{elements[0]}=position[1]", f"{elements[1]}=position[0]"]
+    )
+    wiring = wire(contract, Settings(), {"in": swapped}, {"out": out})
+    assert len(wiring.notes) == 2 and wiring.inputs[0].read(message).tolist() == [9.0, 2.0]
+
+
 class TFMessage:
     """tf2_msgs/msg/TFMessage, whose package is not on PyPI, as far as a path follows it."""
 

@@ -1,6 +1,7 @@
 """Loading: a file must hold a contract, and keep it."""
 
 import dataclasses
+import re
 import shutil
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from ocean_runtime import Contract, ContractError, OceanModel
+from ocean_runtime import Contract, ContractError, OceanModel, SnapshotError
 from ocean_runtime.contract import Element
 
 
@@ -48,6 +49,16 @@ def test_missing_file_folder_and_other_files_are_refused(tmp_path: Path) -> None
         other.write_bytes(content)
         with pytest.raises(ContractError, match=r"other\.onnx"):
             OceanModel.load(other)
+
+
+@pytest.mark.parametrize("given", [3, None, b"tiny.onnx", ["tiny.onnx"]])
+def test_what_is_no_path_is_one_sentence(tiny: OceanModel, given: Any) -> None:
+    expected = f"is {given!r}, a {type(given).__name__}; give the path of a file"
+    with pytest.raises(ContractError, match=re.escape(f"the model {expected}")):
+        OceanModel.load(given)
+    for act in (tiny.stream().save, tiny.stream().restore):
+        with pytest.raises(SnapshotError, match=re.escape(f"the snapshot {expected}")):
+            act(given)
 
 
 def test_truncated_file_is_refused(tiny_path: Path, tmp_path: Path) -> None:

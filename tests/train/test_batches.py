@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -15,6 +17,21 @@ def test_the_tokenizer_knows_only_what_training_text_holds() -> None:
     assert data.tokenizer.tokens == ("\ufffd", "a", "b")
     assert len(data.training) == 900
     assert data.tokenizer.decode(data.validation[:10].tolist()) == "ab\ufffdab\ufffdab\ufffd\ufffd"
+
+
+@pytest.mark.parametrize("kind", ["char", "word"])
+def test_a_text_is_encoded_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
+    corpus = Corpus("t", "the sea, it's the SEA!  and so\n\non; " * 40)
+    whole = prepare(corpus, kind, None, 2, 8)
+    for module in ("ocean_train.batches", "ocean_runtime.tokenizer"):
+        monkeypatch.setattr(f"{module}.PIECE", 7)
+    pieces = prepare(corpus, kind, None, 2, 8)
+    assert pieces.tokenizer == whole.tokenizer
+    for part in ("training", "validation"):
+        assert torch.equal(getattr(pieces, part), getattr(whole, part))
+    assert whole.training.tolist() == whole.tokenizer.encode(
+        corpus.text[: len(corpus.text) - len(corpus.text) // 10]
+    )
 
 
 def test_words_are_bounded() -> None:

@@ -261,3 +261,8 @@ def test_tensors_that_the_model_cannot_use_are_refused(
     save(tmp_path, dataclasses.replace(make(), **change))
     with pytest.raises(CheckpointError, match=sentence):
         load(tmp_path)
+
+
+def test_what_is_no_path_is_one_sentence() -> None:
+    with pytest.raises(CheckpointError, match="the checkpoint is 3, a int; give the path of a file"):
+        load(3)  # type: ignore[arg-type]

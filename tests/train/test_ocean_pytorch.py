@@ -187,7 +187,7 @@ def test_changed_blocks_are_not_bypassed(how: str) -> None:
 
 
 SHARED = """
-import os, sys, torch, torch.distributed as dist
+import copy, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from ocean_train import Ocean
 from torch import nn
@@ -195,19 +195,36 @@ torch.set_num_threads(1)
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 torch.manual_seed(0)
-ocean = Ocean(3, 8).double()
-x = torch.randn(4, 5, 3).double()
-shared = DistributedDataParallel(ocean)
-shared(x[2 * rank : 2 * rank + 2])[0].square().mean().backward()
-found = [p.grad.clone() for p in ocean.parameters()]
-ocean.zero_grad()
-ocean(x)[0].square().mean().backward()
-assert all(torch.allclose(a, p.grad, rtol=1e-10, atol=1e-12) for a, p in zip(found, ocean.parameters()))
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.ocean, self.head = nn.Linear(3, 6), Ocean(6, 8), nn.Linear(8, 2)
+
+    def forward(self, x, state, reset):
+        output, state = self.ocean(self.encoder(x).tanh(), state, reset=reset)
+        return self.head(output), state
+
+model = Model().double()
+alone, shared = copy.deepcopy(model), DistributedDataParallel(model)
+windows, resets = torch.randn(3, 4, 5, 3).double(), torch.rand(3, 4, 5) < 0.2
+own, results = slice(2 * rank, 2 * rank + 2), []
+for each, rows in ((shared, own), (alone, slice(None))):
+    optimizer, state = torch.optim.SGD(each.parameters(), lr=0.1), None
+    for x, reset in zip(windows, resets):
+        output, state = each(x[rows], state, reset[rows])
+        state = state.detach()
+        optimizer.zero_grad()
+        output.square().mean().backward()
+        optimizer.step()
+    results.append([state if each is shared else state[own], *each.parameters()])
+for a, b in zip(*results):
+    assert torch.allclose(a, b, rtol=1e-10, atol=1e-12)
 dist.destroy_process_group()
 """
 
 
-def test_two_processes_share_a_batch(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_two_processes_train_a_model_as_one_does(tmp_path: Path, environment: dict[str, str]) -> None:
     (tmp_path / "shared.py").write_text(SHARED)
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(

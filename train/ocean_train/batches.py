@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-from ocean_runtime.tokenizer import Tokenizer
+from ocean_runtime.tokenizer import PIECE, Tokenizer
 from torch import Tensor
 
 from ocean_train.corpora import Corpus, CorpusError
@@ -65,8 +65,8 @@ def prepare(
         corpus.name,
         corpus.sha256,
         tokenizer,
-        torch.tensor(tokenizer.encode(training)),
-        torch.tensor(tokenizer.encode(validation)),
+        _encoded(tokenizer, training),
+        _encoded(tokenizer, validation),
     )
     shortest = min(len(data.training), len(data.validation))
     if shortest < window + 1:
@@ -82,6 +82,15 @@ def prepare(
             "give a longer text, a smaller --batch or a smaller --window"
         )
     return data
+
+
+def _encoded(tokenizer: Tokenizer, text: str) -> Tensor:
+    """(N,) token ids, made piece by piece, so that no list of all is held and a signal is acted on in between."""
+    reader = tokenizer.reader()
+    ids = [
+        torch.tensor(reader.feed(text[i : i + PIECE]), dtype=torch.int64) for i in range(0, len(text), PIECE)
+    ]
+    return torch.cat([*ids, torch.tensor(reader.flush(), dtype=torch.int64)])
 
 
 def windows(tokens: Tensor, batch: int, window: int, seed: int) -> Callable[[int], Batch]:

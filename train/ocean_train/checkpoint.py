@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 from ocean_runtime import __version__
-from ocean_runtime.files import write_atomically
+from ocean_runtime.files import as_path, write_atomically
 from ocean_runtime.tokenizer import Tokenizer
 from safetensors import SafetensorError
 from safetensors.torch import load as tensors_of_bytes
@@ -221,7 +221,7 @@ def save(folder: Path | str, checkpoint: Checkpoint) -> None:
 
 def load(folder: Path | str) -> Checkpoint:
     """Read `folder`; raises CheckpointError where it is missing, damaged or of a newer format."""
-    folder = Path(folder)
+    folder = as_path(folder, CheckpointError, "the checkpoint")
     values = _read_pointer(folder)
     found = values.get("format")
     if not isinstance(found, int) or isinstance(found, bool):

@@ -1,4 +1,4 @@
-"""Tables on disk (CSV, .npz) as blocks of numbers, and which of their columns a model is to read.
+"""Tables on disk (CSV, .npz, Parquet) as blocks of numbers, and which of their columns a model is to read.
 
 The choice is made over the first rows of all tables, so that their order has no part in it.
 
@@ -13,11 +13,13 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from ocean_runtime.arrays import Arrays
+from ocean_runtime.arrays import Arrays, is_arrays
+from ocean_runtime.cells import looks_like_number
 from ocean_runtime.clocks import Clock
 from ocean_runtime.contract import Element
 from ocean_runtime.dialect import COMMENTS, Dialect
 from ocean_runtime.errors import InputError
+from ocean_runtime.named_columns import by_name
 from ocean_runtime.tables import Table, element, label
 
 from ocean_train.observations import Array
@@ -34,6 +36,8 @@ class Seen:
     numbers: int = 0
     missing: int = 0
     words: int = 0
+    decorated: int = 0
+    """Of the words, those that look like numbers: `1'234.5`, `12 %`."""
     word: str = ""
     """The first of them."""
     error: str = ""
@@ -44,7 +48,7 @@ class Seen:
     def add(self, other: Seen) -> None:
         """Take in the rows of another table."""
         self.numbers, self.missing = self.numbers + other.numbers, self.missing + other.missing
-        self.words += other.words
+        self.words, self.decorated = self.words + other.words, self.decorated + other.decorated
         self.word, self.error = self.word or other.word, self.error or other.error
         self.kind = self.kind or other.kind
 
@@ -96,6 +100,11 @@ class CsvSource:
         if not self._first:
             raise LogError(f"{path} has no row after its first line")
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether the last row has no line break; known once all blocks are read."""
+        return self.table.is_cut
+
     def _take(self) -> list[str]:
         """The next lines; a cell may go over several."""
         lines = list(islice(self.table.lines, BLOCK_ROWS))
@@ -116,6 +125,7 @@ class CsvSource:
             value = self.table.value(count, cells, index)
         except InputError as error:
             seen.words += 1
+            seen.decorated += looks_like_number(cells[index])
             seen.word, seen.error = seen.word or cells[index].strip(), seen.error or str(error)
         else:
             seen.numbers, seen.missing = seen.numbers + (value == value), seen.missing + (value != value)
@@ -132,8 +142,13 @@ class CsvSource:
                         self._look(found[index], number, cells, index)
         return [found[index] for index in indices]
 
+    def lookup(self, item: Element) -> str:
+        """`position[elbow]` for `position[0]`, where a column of the table names that element so."""
+        places = {column.name: i for i, column in enumerate(self.columns)}
+        return by_name(places, item.name, self._first[0][1])
+
     def blocks(self, choice: Choice, roles: Roles) -> Iterator[Block]:
-        """All rows. Raises InputError where a cell that is wanted is no number."""
+        """All rows. Raises InputError where a cell that is wanted is no number, or no row has a name."""
         table = self.table
         numeric = [table.find(item) for item in choice.numeric]
         clock = table.clock(element(roles.time), choice.time_unit) if roles.time else None
@@ -150,6 +165,7 @@ class CsvSource:
                     words[-1] if roles.classes else None,
                 )
             if not (lines := self._take()):
+                table.check_names()
                 return
             try:
                 values, times, words = self._parse_plain(lines, numeric, clock, texts)
@@ -171,14 +187,16 @@ class CsvSource:
     def _parse_plain(
         self, lines: list[str], numeric: list[int], clock: Clock | None, texts: list[int]
     ) -> tuple[Array, Array | None, list[list[str]]]:
-        """The same, ten times as fast; ValueError where a line has quotes, a comment, a missing value or no number."""
+        """The same, ten times as fast; ValueError where that can't be, as with a quote or a missing value."""
         separator, count = self.table.separator, len(self.columns) - 1
-        if separator == " " or self.table.decimal == ",":
+        if separator == " " or not self.table.is_verbatim or not all(map(self.table.is_plain, numeric)):
             raise ValueError
         if any(line.count(separator) != count or '"' in line or line.startswith(COMMENTS) for line in lines):
             raise ValueError
         indices = [*numeric, *(clock.columns if clock is not None else ())]
         values = np.loadtxt(lines, np.float64, None, separator, usecols=indices, ndmin=2)
+        if self.table.decimal == ",":
+            raise ValueError
         if self.table.decimal is None and any("." in line for line in lines):
             self.table.decimal = "."
         words = [[line.rstrip("\r\n").split(separator)[index] for line in lines] for index in texts]
@@ -188,7 +206,9 @@ class CsvSource:
 
 
 class NpzSource:
-    """An .npz file, given a block at a time."""
+    """An .npz or Parquet file, given a block at a time."""
+
+    is_cut = False
 
     def __init__(self, path: Path) -> None:
         """Raises LogError where the file can't be read."""
@@ -216,6 +236,11 @@ class NpzSource:
         """Nothing: `seen` looks at all rows."""
         return [Seen() for _ in indices]
 
+    def lookup(self, item: Element) -> str:
+        """As of a CSV."""
+        places = {column.name: i for i, column in enumerate(self.columns)}
+        return by_name(places, item.name, [str(array[0]) for array in self.table.arrays])
+
     def blocks(self, choice: Choice, roles: Roles) -> Iterator[Block]:
         """All rows. Raises InputError where an array that is wanted is not numeric."""
         table = self.table
@@ -239,8 +264,8 @@ Source = CsvSource | NpzSource
 
 
 def open_table(path: Path, dialect: Dialect) -> Source:
-    """By the file's name: .npz, or else a CSV."""
-    return NpzSource(path) if path.suffix == ".npz" else CsvSource(path, dialect)
+    """By the file's name: .npz, .parquet, or else a CSV."""
+    return NpzSource(path) if is_arrays(path) else CsvSource(path, dialect)
 
 
 def choose(paths: Sequence[Path], roles: Roles, dialect: Dialect) -> Choice:
@@ -251,6 +276,7 @@ def choose(paths: Sequence[Path], roles: Roles, dialect: Dialect) -> Choice:
     """
     seen: dict[str, Seen] = {}
     units: dict[str, str] = {}
+    lookups: dict[str, str] = {}
     unused: list[str] = []
     clocks: list[Clock] = []
     others = {element(name).name for name in (roles.episode, roles.classes) if name}
@@ -263,6 +289,9 @@ def choose(paths: Sequence[Path], roles: Roles, dialect: Dialect) -> Choice:
         if roles.time:
             clocks.append(source.table.clock(element(roles.time)))
             others |= {item.name for item in clocks[-1].names}
+        for item in (*features, *targets, *([] if features else source.columns)):
+            if text := source.lookup(item):
+                lookups.setdefault(item.name, text)
         found = source.seen()
         empty = [
             i
@@ -295,13 +324,13 @@ def choose(paths: Sequence[Path], roles: Roles, dialect: Dialect) -> Choice:
         raise LogError(f"{twice!r} can't be a feature and something else at once")
     used = others | {item.name for item in features}
     for name in seen:
-        if name not in used and name not in choice.ignored:
+        if name and name not in used and name not in choice.ignored:
             choice.ignored[name] = NOT_ASKED_FOR
     for text in dict.fromkeys(unused):
         choice.ignored[text.partition(" (")[0]] = text.partition(" (")[2].rstrip(")")
     # The unit that a table gives holds where the request names none.
     choice.features, choice.targets = (
-        tuple(e if e.unit else Element(e.name, units.get(e.name, "")) for e in items)
+        tuple(Element(e.name, e.unit or units.get(e.name, ""), lookup=lookups.get(e.name, "")) for e in items)
         for items in (features, targets)
     )
     _settle_time(choice, clocks)
@@ -314,12 +343,19 @@ def _is_feature(name: str, seen: Seen, ignored: dict[str, str]) -> bool:
         ignored["a column without a name"] = "such as the row numbers that pandas writes"
     elif seen.numbers and not seen.words and not seen.kind:
         return True
-    elif seen.numbers >= seen.words and seen.words:
+    elif seen.words and seen.numbers + 2 * seen.decorated >= seen.words:
         total = seen.numbers + seen.words
+        found = seen.error or f"column {name!r} holds {seen.word!r}"
+        if seen.decorated:
+            raise LogError(
+                f"{found}; of the {total:,} values that were looked at, {seen.decorated:,} look like numbers with "
+                f"something added, and {seen.numbers:,} are numbers: mend it, or leave the column out by naming the "
+                "--features"
+            )
         raise LogError(
-            f"{seen.error or f'column {name!r} holds {seen.word!r}'}, but {seen.numbers:,} of the {total:,} values "
-            f"that were looked at are: mend it, leave the column out by naming the --features, or, where {seen.word!r} "
-            f"stands for no value, give --csv missing={seen.word}"
+            f"{found}, but {seen.numbers:,} of the {total:,} values that were looked at are: mend it, leave the column "
+            f"out by naming the --features, or, where {seen.word!r} stands for no value, give --csv "
+            f"missing={seen.word}"
         )
     elif seen.kind:
         ignored[name] = f"of type {seen.kind}"

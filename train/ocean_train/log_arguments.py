@@ -13,7 +13,11 @@ if TYPE_CHECKING:
 def add(log: argparse._ArgumentGroup) -> None:
     """Adds the options."""
     log.add_argument(
-        "--log", type=Path, nargs="+", metavar="FILE", help="CSV, .npz or ROS 2 bags; each begins an episode"
+        "--log",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="CSV, .npz, .parquet or ROS 2 bags; each begins an episode",
     )
     log.add_argument("--preview", action="store_true", help="say what is in the log, and stop")
     log.add_argument(
@@ -39,8 +43,8 @@ def add(log: argparse._ArgumentGroup) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="how a CSV is written, where that is not found by itself: separator, decimal, comment, encoding, header, "
-        "names, skip or missing; may be given several times (docs/sensors.md)",
+        help="how a CSV is written, where that is not found by itself: separator, decimal, thousands, comment, "
+        "encoding, header, names, skip or missing; may be given several times (docs/dialects.md)",
     )
     log.add_argument(
         "--no-header", action="store_true", help="no line of a CSV names the columns; they are c1, c2, ..."

@@ -17,13 +17,22 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from ocean_runtime.bags import MAX_AGE_S, Arrival, arrivals, is_bag, open_bag, parse_field, synchronise
+from ocean_runtime.bags import (
+    MAX_AGE_S,
+    Arrival,
+    arrivals,
+    is_bag,
+    named_fields,
+    open_bag,
+    parse_field,
+    synchronise,
+)
 from ocean_runtime.clocks import Watch
 from ocean_runtime.contract import Element
 from ocean_runtime.dialect import Dialect
 from ocean_runtime.tables import element
 
-from ocean_train.columns import Choice, Roles, choose, open_table
+from ocean_train.columns import Choice, Roles, Source, choose, open_table
 from ocean_train.observations import Array, Target
 from ocean_train.spool import BLOCK_ROWS, Block, Findings, LogError, Spool
 from ocean_train.wording import counted
@@ -161,13 +170,12 @@ def _blocks(
 ) -> Iterator[Block]:
     if is_bag(path):
         return _bag_blocks(path, request, layout, findings)
-    blocks = open_table(path, request.dialect).blocks(layout, request.roles)
-    return _timed(path, blocks, request, layout, findings, rates)
+    return _timed(path, open_table(path, request.dialect), request, layout, findings, rates)
 
 
 def _timed(
     path: Path,
-    blocks: Iterable[Block],
+    source: Source,
     request: Request,
     layout: _Layout,
     findings: Findings,
@@ -177,7 +185,7 @@ def _timed(
     clock = element(layout.time) if layout.time else None
     watch = Watch(str(path), request.max_age_s, clock, rates[0] if rates else None)
     count, last_time, last_key = 0, None, None
-    for block in blocks:
+    for block in source.blocks(layout, request.roles):
         count += len(block.values)
         keys = np.array([key.strip() for key in block.episodes])
         times = np.zeros(len(keys)) if block.times is None else block.times
@@ -197,6 +205,8 @@ def _timed(
     if block_period := watch.period:
         rates.append(1 / block_period)
         line += f", {rates[-1]:.4g} rows a second"
+    if source.is_cut:
+        line += "; it ends without a line break: if it was cut off, its last row may be wrong"
     findings.sources.append(line)
 
 
@@ -219,7 +229,12 @@ def _bag_layout(path: Path, request: Request) -> _Layout:
         raise LogError(
             "a bag has its own clock, and its gaps end its episodes: leave out --time and --episode"
         )
-    return _Layout(tuple(map(element, request.features)), tuple(map(element, request.targets)))
+    with open_bag(path) as bag:
+        features, targets = (
+            tuple(field.element for field in named_fields(bag, list(map(parse_field, texts))))
+            for texts in (request.features, request.targets)
+        )
+    return _Layout(features, targets)
 
 
 def _bag_blocks(path: Path, request: Request, layout: _Layout, findings: Findings) -> Iterator[Block]:
@@ -228,9 +243,11 @@ def _bag_blocks(path: Path, request: Request, layout: _Layout, findings: Finding
     if request.classes:
         fields.append(parse_field(request.classes))
     with open_bag(path) as bag:
-        columns, incoming = arrivals(bag, fields)
-        watch = _Watch(list(dict.fromkeys(f.topic for f in fields)))
-        rows = synchronise(columns, watch.see(incoming), request.rate_hz, request.max_age_s)
+        chosen, incoming = arrivals(bag, fields)
+        watch = _Watch(list(map(str, chosen)))
+        rows = synchronise(
+            [source.places for source in chosen], watch.see(incoming), request.rate_hz, request.max_age_s
+        )
         count, last = 0, "1"
         while some := list(islice(rows, BLOCK_ROWS)):
             count, values = count + len(some), np.array([row.values for row in some])
@@ -240,7 +257,7 @@ def _bag_blocks(path: Path, request: Request, layout: _Layout, findings: Finding
         for topic, periods in watch.periods.items():
             _check_period(f"the messages of {topic} in {path}", np.array(periods), request.max_age_s)
         if not count:
-            counts = ", ".join(f"{t} ({counted(bag.topics[t][1], 'message')})" for t in watch.topics)
+            counts = ", ".join(f"{s} ({counted(bag.topics[s.topic][1], 'message')})" for s in chosen)
             raise LogError(
                 f"{path} gives no row: at no instant are {counts} all within --max-age {request.max_age_s:g} s"
             )

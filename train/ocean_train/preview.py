@@ -20,6 +20,13 @@ SHOWN_COLUMNS = 20
 TOPIC_MESSAGES = 2000
 """Messages of each topic that are looked at to tell its rate."""
 
+LISTED_MESSAGES = 50
+"""Messages of each topic whose fields are listed."""
+NO_VALUES = frozenset(
+    [s * n for s in (1.0, -1.0) for n in (99, 999, 9999, 99999, 999999, 1e20, 1e30, 1e31, 1e38)] + [-32768.0]
+)
+"""Numbers by which some programs say that there is no value."""
+
 
 def preview(request: Request, settings: Settings, validate_on: Sequence[str] = ()) -> Iterator[str]:
     """Lines of text on what was found, and on what would be done about it. Raises as `read_log` does.
@@ -48,7 +55,10 @@ def bag_lines(path: Path) -> Iterator[str]:
             fields: list[str] = []
             if count:
                 for time, _, message in bag.messages([topic]):
-                    fields = fields or numeric_fields(message)
+                    if len(times) < LISTED_MESSAGES:  # on /tf, each may hold another frame
+                        paths = zip(numeric_fields(message), numeric_fields(message, named=True), strict=True)
+                        known = [a if a == b else f"{a} or {b}" for a, b in paths]
+                        fields = list(dict.fromkeys([*fields, *known]))
                     times.append(time)
                     if len(times) == TOPIC_MESSAGES:
                         break
@@ -111,6 +121,9 @@ def left_out(log: Log) -> Iterator[str]:
             f"{counted(len(not_asked), 'column')} not asked for: {', '.join(not_asked[:SHOWN_COLUMNS])}"
             + _more(not_asked)
         )
+    lookups = {e.name: e.lookup for e in (*log.features, *log.outputs) if e.lookup}
+    if named := [f"{name} is {lookup}" for name, lookup in lookups.items()]:
+        yield f"looked up by name in each row: {', '.join(named[:SHOWN_COLUMNS])}{_more(named)}"
     causes = [
         f"{count:,} {cause}"
         for count, cause in (
@@ -154,6 +167,18 @@ def remarks(data: Sensors) -> Iterator[str]:
             yield f"{column.element.name}: {remark}"
 
 
+def _stands_alone(log: Log, i: int, value: float) -> int:
+    """In how many rows column i has this value, where all others are less than half as far from zero; else 0."""
+    count = 0
+    for start in range(0, len(log.rows), BLOCK_ROWS):
+        rows = np.asarray(log.rows[start : start + BLOCK_ROWS, i])
+        here = rows == value
+        if (2 * np.abs(rows[~here]) >= abs(value)).any():
+            return 0
+        count += int(here.sum())
+    return count
+
+
 def _remarks(data: Sensors, column: Column, i: int) -> Iterator[str]:
     found = data.log.findings
     filled = ", filled with the last value before in the same episode"
@@ -161,6 +186,12 @@ def _remarks(data: Sensors, column: Column, i: int) -> Iterator[str]:
         yield counted(count, "missing value") + filled
     if count := int(found.infinite[i]):
         yield counted(count, "infinite value") + filled
+    for value in sorted({column.low, column.high}):
+        if value in NO_VALUES and (count := _stands_alone(data.log, i, value)):
+            yield (
+                f"{value:g} stands in {counted(count, 'row')}, far from all others: if it stands for no value, give "
+                f"--csv missing={value:g}, or write NaN in its place"
+            )
     if column.element.reference:
         yield (
             f"too large for float32 beside its changes: {column.element.reference:.17g} is subtracted in float64 "

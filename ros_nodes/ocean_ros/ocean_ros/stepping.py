@@ -18,7 +18,7 @@ from ocean_ros.diagnostics import Counters, Second
 from ocean_ros.fields import MissingNameError, Values
 from ocean_ros.memory import Memory
 from ocean_ros.parameters import Input, Settings
-from ocean_ros.wiring import Wiring, label
+from ocean_ros.wiring import InputWire, Wiring, label
 
 MAX_DELAY = 3600.0
 """Seconds; a message that waited longer than this did not: the clock was set meanwhile."""
@@ -134,7 +134,7 @@ class Stepper:
                     "refused", "a message is left out: more than max_pending tokens would wait to be read"
                 )
             return True  # read later, in slices: other callbacks get their turn between them
-        if self._wires[name].optional and not self._has_names(name, message):
+        if self._wires[name].named and not self._has_names(name, message):
             return False
         self._latest[name] = _Latest(message, now - waited(info))
         if self._wires[name] is self.wiring.trigger:
@@ -143,9 +143,12 @@ class Stepper:
 
     def _has_names(self, name: str, message: Any) -> bool:
         """Whether a message holds the names that an input asks for; on /tf, others are no mistake."""
+        wire = self._wires[name]
         try:
-            self._wires[name].read(message)
-        except MissingNameError:
+            wire.read(message)
+        except MissingNameError as error:
+            if not wire.optional:
+                self._malformed(wire, error)
             return False
         except IndexError:
             pass  # counted when it is stepped
@@ -233,13 +236,13 @@ class Stepper:
             try:
                 x[wire.positions] = wire.read(latest.message)
             except IndexError as error:
-                self.counters.malformed += 1
-                self._warn(
-                    "malformed",
-                    f"nothing is published: input {wire.name} ({wire.topic}): {error}",
-                )
+                self._malformed(wire, error)
                 return None
         return x
+
+    def _malformed(self, wire: InputWire, error: IndexError) -> None:
+        self.counters.malformed += 1
+        self._warn("malformed", f"nothing is published: input {wire.name} ({wire.topic}): {error}")
 
     def _publish(self) -> None:
         header = None

@@ -40,6 +40,8 @@ class InputWire:
     """Where in the model's input vector the fields' values belong."""
     read: Callable[[Any], Values]
     """A message's values; raises IndexError where it lacks some."""
+    named: bool
+    """Whether something is looked up by name."""
     optional: bool
     """Whether messages that lack a name are passed over: on /tf they are other frames'."""
     stamped: bool
@@ -177,6 +179,7 @@ def _text_input(name: str, given: Input) -> InputWire:
         lambda _: np.zeros(0),
         False,
         False,
+        False,
     )
 
 
@@ -204,17 +207,20 @@ def _inputs(contract: Contract, inputs: Mapping[str, Input], notes: list[str]) -
         parsed = _parsed(f"{where}.fields", texts, message)
         if not given.fields and "=" not in texts[0]:  # all of the message's numbers: not a part of more
             parsed = [replace(field, whole=True) for field in parsed]
+        names = [element for field in parsed for element in field.names]
+        if tensor.elements and (given.fields or "=" in texts[0]):
+            positions = [_position(f"{where}.fields", tensor, n, given.topic) for n in names]
+        else:
+            positions = list(range(len(filled), len(filled) + len(names)))
+        parsed = _looked_up(
+            parsed, [tensor.elements[p : p + 1] for p in positions], message, f"{where}.fields"
+        )
         notes += [
             f"parameter {where}.fields: {field.path} takes an element by its index, so the order of the names must "
             f"be that of training; {field.by_index.attribute}[NAME] finds it in any order"
             for field in parsed
             if field.by_index is not None
         ]
-        names = [element for field in parsed for element in field.names]
-        if tensor.elements and (given.fields or "=" in texts[0]):
-            positions = [_position(f"{where}.fields", tensor, n, given.topic) for n in names]
-        else:
-            positions = list(range(len(filled), len(filled) + len(names)))
         for position, element in zip(positions, names, strict=True):
             if position in filled:
                 raise ParameterError(
@@ -231,6 +237,7 @@ def _inputs(contract: Contract, inputs: Mapping[str, Input], notes: list[str]) -
                 given.depth,
                 np.array(positions, int),
                 fields.reader(parsed),
+                any(part.name for field in parsed for part in field.parts),
                 any(field.optional for field in parsed),
                 _stamped(message),
             )
@@ -241,6 +248,27 @@ def _inputs(contract: Contract, inputs: Mapping[str, Input], notes: list[str]) -
         last = f"input.{wires[-1].name}.fields"
         raise ParameterError(f"parameter {last}: the model takes {size} elements, and {problem}")
     return size, wires
+
+
+def _looked_up(
+    parsed: list[fields.Field], elements: Sequence[tuple[Element, ...]], message: Any, where: str
+) -> list[fields.Field]:
+    """What an index takes, by the name that it had in the training data.
+
+    elements: one for each value, in the fields' order; empty where the model names none.
+    """
+    found: list[fields.Field] = []
+    at = 0
+    for field in parsed:
+        of_field = [item for one in elements[at : at + field.size] for item in one]
+        at += field.size
+        own = [e.name.rpartition(":")[2] for e in of_field]
+        same = own == fields.parse(field.path, message).names
+        if field.by_index is None or not same or not all(e.lookup for e in of_field):
+            found.append(field)
+        else:
+            found += _parsed(where, [f"{e.name}={e.lookup.rpartition(':')[2]}" for e in of_field], message)
+    return found
 
 
 def _output(contract: Contract, name: str, given: Output, notes: list[str]) -> OutputWire:
@@ -272,7 +300,7 @@ def _output(contract: Contract, name: str, given: Output, notes: list[str]) -> O
     if whole:
         classes = json.dumps([element.name for element in tensor.elements], ensure_ascii=False)
         label(template, f"probabilities {classes}" if gives_classes(contract) else tensor.name, size)
-    elif not _name_indices(template, parsed, [_element_name(tensor.elements, i) for i in positions]):
+    elif not _name_indices(template, parsed, [_joint_of(tensor.elements, i) for i in positions]):
         notes.append(
             f"parameter {where}.fields: {kind} is published without names, since the model's elements have none; "
             f"write {parsed[0].parts[0].attribute}[NAME]"
@@ -365,7 +393,8 @@ def _own_paths(tensor: Tensor, topic: str, kind: str, where: str) -> list[str]:
     paths = here or [name for name in names if ":" not in name]
     if not paths:
         raise ParameterError(f"parameter {where}.fields is empty; say which fields of {kind} the model reads")
-    return [f"{name}={name.rpartition(':')[2]}" for name in paths]
+    lookups = {element.name: element.lookup for element in tensor.elements}
+    return [f"{name}={(lookups[name] or name).rpartition(':')[2]}" for name in paths]
 
 
 def _position(where: str, tensor: Tensor, name: str, topic: str) -> int:
@@ -402,6 +431,11 @@ def _message(where: str, name: str) -> Any:
 
 def _stamped(message: Any) -> bool:
     return bool(message.get_fields_and_field_types().get("header") == "std_msgs/Header")
+
+
+def _joint_of(elements: tuple[Element, ...], index: int) -> str:
+    """An element's path by name, where it has one."""
+    return (elements[index].lookup if elements else "") or _element_name(elements, index)
 
 
 def _element_name(elements: tuple[Element, ...], index: int) -> str:
